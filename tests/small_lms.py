@@ -15,7 +15,18 @@ TEMPLATE = (
 )
 PROMPTS = ["The artifact", "a model is", "What is "]
 END = "<end>"
-PARTS = {"mistral": {"sliding_window": 6}, "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2}}
+PARTS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 6},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {"sliding_window": 6, "head_dim": 16, "attn_logit_softcapping": 2.0},
+    "phi": {"hidden_size": 128},  # heads of 32, of which 16 are turned
+    "phi3": {
+        "pad_token_id": 0, "original_max_position_embeddings": 12, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 12,
+            "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        },
+    },
+}  # fmt: skip
 
 
 def bytes_tokenizer(**settings: Any) -> Any:
@@ -33,7 +44,7 @@ def bytes_tokenizer(**settings: Any) -> Any:
 
 
 def network(kind: str, tokenizer: Any) -> Any:
-    """Two layers, 32 wide, with places for 128 tokens."""
+    """Two layers, 32 or 64 wide, with places for 128 tokens."""
     import torch
     import transformers
 
@@ -44,11 +55,12 @@ def network(kind: str, tokenizer: Any) -> Any:
             initializer_range=0.02 if kind == "trained" else 0.3,
         )  # fmt: skip
     else:
-        configuration = transformers.AutoConfig.for_model(
-            kind, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, **ends,
-            **PARTS.get(kind, {}),
-        )  # fmt: skip
+        usual: dict[str, Any] = {
+            "vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+            "initializer_range": 0.3,
+        }  # fmt: skip
+        configuration = transformers.AutoConfig.for_model(kind, **{**usual, **ends, **PARTS.get(kind, {})})
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(configuration).eval()
 
@@ -76,7 +88,8 @@ def save(path: Path, kind: str = "gpt2", **settings: Any) -> Path:
     """Log a pipeline to a folder, as `mlflow.transformers.save_model` of a user does.
 
     Args:
-        kind: `gpt2`, `llama`, `mistral` (a sliding window) or `mixtral` (a mixture of experts) with random weights, or
+        kind: `gpt2`, `llama`, `mistral` (a sliding window), `mixtral` (a mixture of experts), `gemma2` (capped scores),
+            `phi` (a part of each head is turned) or `phi3` (angles depend on the text's length) with random weights, or
             `trained`.
         settings: `params`, `model_config` and `task` are MLflow's, `tokenizer` takes the place of ours.
     """

@@ -253,9 +253,7 @@ class OnnxRuntime(Backend):
                 provider, into / entry, asked, target, model.signature
             )
         else:
-            (signature, executed, notes), asked = self._read_from_cpu(
-                into / entry, scheme, asked, target, model.signature
-            )
+            (signature, executed, notes), asked = self._read_from_cpu(into / entry, scheme, asked, target, model)
         sessions.demand_same(model.signature, signature)
         compiled = Compiled(
             entry=entry,
@@ -268,11 +266,12 @@ class OnnxRuntime(Backend):
         return describe(self, model, scheme, job_id, into, compiled)
 
     def _read_from_cpu(
-        self, path: Path, scheme: Scheme, asked: Mapping[str, Any], target: Target, signature: Signature
+        self, path: Path, scheme: Scheme, asked: Mapping[str, Any], target: Target, model: PortableModel
     ) -> tuple[mobile.ReadBack, Mapping[str, Any]]:
         """What the CPU provider makes of the graph, whose file may get the runtime's own attention; and the artifact's
         options."""
-        fused, said = self._fuse_attention(path, signature, scheme, asked, target.threads)
+        signature = model.signature
+        fused, said = self._fuse_attention(path, model, scheme, asked, target.threads)
         asked = {**asked, **fused}
         if known := sessions.known_sizes(signature, target):
             asked = {**asked, sessions.KNOWN_SIZES: known}
@@ -285,19 +284,21 @@ class OnnxRuntime(Backend):
         return (signature, executed, (*notes, *said)), asked
 
     def _fuse_attention(
-        self, path: Path, signature: Signature, scheme: Scheme, asked: Mapping[str, Any], threads: int
+        self, path: Path, model: PortableModel, scheme: Scheme, asked: Mapping[str, Any], threads: int
     ) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The attention of a language model as the runtime's own, in the file; what a session has to know of that, and
         a note."""
         # By its name: a published model carries what is imported here, and never compiles.
         decoder = importlib.import_module("compile_stage.backends.onnxruntime_decoder")
-        if not decoder.is_offered(signature, scheme.precision, asked):
+        if not decoder.is_offered(model.signature, scheme.precision, asked):
             return {}, ()
-        reason = decoder.fuse(path, signature, partial(_answers, asked=asked, threads=threads))
+        reason, more = decoder.fuse(
+            path, model.signature, model.places, partial(_answers, asked=asked, threads=threads)
+        )
         if reason is not None:
             return {}, (f"attention stays in single operators: {reason}",)
         note = "attention is ONNX Runtime's own operator (GroupQueryAttention): it takes no padding"
-        return {sessions.CACHE_IN_PLACE: True}, (note,)
+        return {sessions.CACHE_IN_PLACE: True}, (note, *more)
 
     @contextmanager
     def open(self, artifact: Artifact, threads: int) -> Iterator[Session]:

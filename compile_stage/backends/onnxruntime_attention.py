@@ -33,6 +33,7 @@ class Attention:
         key, value: Tensors [batch, key heads, tokens, size] that are appended to the cache.
         past: Names of the cache's two inputs.
         scale: Of the products of queries and keys.
+        cap: The scores are cap · tanh(score / cap); 0 where they are as they are.
         window: Tokens that a query sees, itself among them; 0 where it sees all before it.
         answer: Tensor [batch, tokens, heads · size], or what is made so by the Reshape that alone reads it.
     """
@@ -42,6 +43,7 @@ class Attention:
     value: str
     past: tuple[str, str]
     scale: float
+    cap: float
     window: int
     answer: str
 
@@ -84,6 +86,18 @@ class DecoderGraph:
                         return x, *angles
         return None
 
+    def turned(self, name: str) -> tuple[str, str, str] | None:
+        """As `rotated`, of whole heads, or of their first part alone: then cosines and sines are so much shorter."""
+        joined = self.made_by.get(name)
+        if joined is None or not is_op(joined, "Concat") or len(joined.input) != 2:
+            return self.rotated(name)
+        first = self.rotated(joined.input[0])
+        parts = [self.made_by.get(one) for one in (first[0], joined.input[1])] if first is not None else [None]
+        if first is None or any(one is None or one.op_type not in ("Slice", "Split") for one in parts):
+            return None
+        whole = {str(one.input[0]) for one in parts if one is not None}
+        return (whole.pop(), *first[1:]) if len(whole) == 1 else None
+
     def _turns(self, name: str, x: str) -> bool:
         halves = self.made_by.get(name)
         if halves is None or not is_op(halves, "Concat") or len(halves.input) != 2:
@@ -117,7 +131,7 @@ class DecoderGraph:
         if softmax is None or value is None or scores is None or not is_op(scores, "Add"):
             return None
         for at in (0, 1):
-            inner, scale = self._unscaled(scores.input[at])
+            inner, scale, cap = self._uncapped(scores.input[at])
             matmul = self.made_by.get(inner)
             window = self._window(scores.input[1 - at]) if is_op(matmul, "MatMul") else None
             if window is None:
@@ -127,7 +141,7 @@ class DecoderGraph:
             key, answer = self._cached(matmul.input[1]), self._answer_of(product.output[0])
             if key is not None and answer is not None and value[2] == 1:
                 past = (self._past_of[key[0]], self._past_of[value[0]])
-                return Attention(query, key[1], value[1], past, scale * of_query * key[2], window, answer)
+                return Attention(query, key[1], value[1], past, scale * of_query * key[2], cap, window, answer)
         return None
 
     def _softmax_of(self, product: NodeProto) -> NodeProto | None:
@@ -138,6 +152,16 @@ class DecoderGraph:
             if not is_op(guard, "IsNaN") or guard is None or made is None or guard.input[0] not in made.output:
                 return None
         return made if made is not None and is_op(made, "Softmax") and attribute(made, "axis", -1) in (-1, 3) else None
+
+    def _uncapped(self, name: str) -> tuple[str, float, float]:
+        """Scores before they are scaled and capped, their scale, and the cap."""
+        inner, factor = self._unscaled(name)
+        made = self.made_by.get(inner)
+        if made is None or not is_op(made, "Tanh"):
+            return inner, factor, 0.0
+        inner, scale = self._unscaled(made.input[0])
+        before, again = self._unscaled(inner)
+        return before, scale * again * factor, factor
 
     def _unscaled(self, name: str) -> tuple[str, float]:
         """A tensor before it is multiplied by a number, and that number."""
@@ -177,6 +201,8 @@ class DecoderGraph:
             factor = next(one for one in following.input if one != name)
             if not is_op(self.made_by.get(factor), "ReduceMax"):
                 return None
+            following = self._only_reader(following.output[0])
+        if is_op(following, "Reshape") and following is not None:  # to the shape that it has
             following = self._only_reader(following.output[0])
         if following is None or not swaps_heads(following):
             return None

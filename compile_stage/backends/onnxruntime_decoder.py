@@ -4,7 +4,8 @@ An exporter writes the attention of a layer as some sixty standard operators, mo
 token they cost more than the products. Here each attention becomes one `com.microsoft.GroupQueryAttention`, which also
 appends to the cache, in place where past and present are the same memory; rotary positions become
 `com.microsoft.RotaryEmbedding`; and a reciprocal root becomes a division, so that the runtime's own fusion knows an RMS
-norm.
+norm. Where it is known how many places a text has, the cosines and sines of all of them become a table, and attention
+turns queries and keys by it; and products of one input become one (`onnxruntime_products`).
 
 GroupQueryAttention looks at all tokens before, or at the last ones in a window, and at no padding. Whether a graph does
 so is asked twice. The mask's part of the graph may hold one number that could be a window's length, and none where it
@@ -16,15 +17,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.backends.onnxruntime_attention import DecoderGraph, is_op, swaps_heads
-from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, cache_specs, present_of, token_inputs
+from compile_stage.backends.onnxruntime_attention import Attention, DecoderGraph, is_op, swaps_heads
+from compile_stage.backends.onnxruntime_products import merge
+from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, POSITIONS, cache_specs, present_of, token_inputs
 from compile_stage.core.tensors import Signature
 from compile_stage.precision.wiring import (
     Names,
     captured,
+    copy_message,
     drop_unused_weights,
     reads,
     replace_nodes,
@@ -42,6 +46,9 @@ TOLERANCE = 1e-4
 COMPARED = ((2, 0, 9), (1, 7, 3), (2, 9, 1))
 """Rows, tokens in the cache and new tokens of the calls that are compared: prompts, a prompt's second part, one token.
 The operator takes a second part of one row only."""
+
+LARGEST_TABLE_BYTES = 2**26
+"""Of cosines and sines: those of 131,072 places and heads of 64 take half of it."""
 
 LARGEST_CACHE_BYTES = 2**30
 """Of a call that is compared: one in which tokens leave a window has a cache as long as the window."""
@@ -62,6 +69,7 @@ class Decoder:
         self._names = Names(self._graph)
         self._new: list[NodeProto] = []
         self._halves: dict[str, str] = {}  # cosines or sines → the half that RotaryEmbedding takes
+        self._tables: dict[str, str] = {}  # cosines or sines → those of all places
         self._constants: dict[tuple[int, ...], str] = {}
 
     @property
@@ -77,11 +85,23 @@ class Decoder:
         around = (((1, max(0, window - 2), 5), (1, window + 5, 1)) for window in windows)
         return (*COMPARED, *itertools.chain.from_iterable(around))
 
-    def fuse(self, heads: Sequence[int]) -> None:
+    @property
+    def angles(self) -> list[tuple[str, str]]:
+        """Tensors [batch, tokens, size] of cosines and sines by which both queries and keys of an attention turn."""
+        pairs = [self._angles(found) for found in self.attentions]
+        return list(dict.fromkeys(one for one in pairs if one is not None))
+
+    def _angles(self, found: Attention) -> tuple[str, str] | None:
+        query, key = self._found.turned(found.query), self._found.turned(found.key)
+        return query[1:] if query is not None and key is not None and query[1:] == key[1:] else None
+
+    def fuse(self, heads: Sequence[int], tables: Mapping[tuple[str, str], tuple[Array, Array]]) -> None:
         """Rewrite the graph in place.
 
         Args:
             heads: Of the queries, one number for each of `attentions`.
+            tables: Of `angles`: cosines and sines [places, size / 2], which attention itself turns by. Those that are
+                not there are computed at each call.
         """
         from onnx import helper
 
@@ -91,12 +111,19 @@ class Decoder:
         sizes = {spec.name: spec.shape for spec in cache_specs(self._signature)}
         for found, count in zip(self.attentions, heads, strict=True):
             _, key_heads, _, size = sizes[found.past[0]]
-            inputs = [self._flat(name, int(size)) for name in (found.query, found.key, found.value)]
-            outputs = [found.answer, *map(present_of, found.past)]
             settings = {"num_heads": count, "kv_num_heads": int(key_heads), "scale": found.scale}
+            queries, turned = [found.query, found.key], list[str]()
+            if (angles := self._angles(found)) in tables and angles is not None:
+                queries = [one[0] for name in queries if (one := self._found.turned(name)) is not None]
+                turned = [self._table(name, of) for name, of in zip(angles, tables[angles], strict=True)]
+                settings["do_rotary"] = 1
+            inputs = [self._flat(name, int(size)) for name in (*queries, found.value)]
+            outputs = [found.answer, *map(present_of, found.past)]
+            if found.cap:
+                settings["softcap"] = found.cap
             if found.window:
                 settings["local_window_size"] = found.window
-            self._add("GroupQueryAttention", [*inputs, *found.past, *lengths], outputs, **settings)
+            self._add("GroupQueryAttention", [*inputs, *found.past, *lengths, *turned], outputs, **settings)
         kept = [node for node in self._found.nodes if not replaced.intersection(node.output)]
         wanted = self._found.outputs | captured(self._graph)
         replace_nodes(self._graph, _in_order([*kept, *self._new], wanted))
@@ -158,6 +185,15 @@ class Decoder:
             self._halves[name] = flat
         return self._halves[name]
 
+    def _table(self, name: str, values: Array) -> str:
+        """A constant [places, size / 2], once in the graph."""
+        from onnx import numpy_helper
+
+        if name not in self._tables:
+            self._tables[name] = self._names.fresh(f"{name}_of_places")
+            self._graph.initializer.append(numpy_helper.from_array(values, self._tables[name]))
+        return self._tables[name]
+
     def _places(self) -> str:
         """Which row of the halves belongs to which token, int64 [batch, tokens]."""
         if INPUT_IDS not in self._halves:
@@ -197,48 +233,113 @@ class Decoder:
         return self._constants[numbers]
 
 
-def fuse(path: Path, signature: Signature, run: Any) -> str | None:
+def fuse(path: Path, signature: Signature, places: int | None, run: Any) -> tuple[str | None, tuple[str, ...]]:
     """Rewrite a graph's file in place, if it is a decoder whose attentions are all known.
 
     Args:
         path: The graph; weights outside of its file stay as they are.
+        places: Tokens that a text has at most; None where nobody knows.
         run: (file, names of outputs, inputs by name) → arrays; float products must be computed in float.
 
     Returns:
-        Why the graph is as it was; None where it was rewritten.
+        Why the graph is as it was, None where it was rewritten; and what else was done to it, in words.
     """
     import onnx
-    from onnx import TensorProto, helper
 
     model = onnx.load(path, load_external_data=False)
     decoder = Decoder(model, signature)
     if not decoder.attentions:
-        return "not every layer's attention is one that ONNX Runtime's operator computes"
+        return "not every layer's attention is one that ONNX Runtime's operator computes", ()
     compared = decoder.compared
     if max(_cache_bytes(signature, call) for call in compared) > LARGEST_CACHE_BYTES:
-        return "its window is too long to look at what happens beyond it"
+        return "its window is too long to look at what happens beyond it", ()
     asked, now = path.with_name("asked.onnx"), path.with_name("fused.onnx")
-    try:
-        probed = type(model)()
-        probed.CopyFrom(model)
-        known = {value.name for value in probed.graph.output}
-        for name in dict.fromkeys(decoder.queries):
-            if name not in known:
-                probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-        onnx.save_model(probed, asked)
-        names = [spec.name for spec in signature.outputs]
-        calls = list(_calls(signature, compared))
-        before = run(asked, [*names, *decoder.queries], calls)
-        decoder.fuse([answer.shape[1] for answer in before[0][len(names) :]])
-        onnx.save_model(model, now)
-        if (reason := _differs(compared, names, before, run(now, names, calls))) is None:
+    names, calls = [spec.name for spec in signature.outputs], list(_calls(signature, compared))
+
+    def take(tables: Tables, *, merges: bool) -> tuple[str | None, tuple[str, ...]]:
+        """Rewrite a copy, and put it in the graph's place where it answers alike; or why not."""
+        copy = copy_message(model)
+        Decoder(copy, signature).fuse(heads, tables)
+        merged = merge(copy) if merges else (0, 0)
+        onnx.save_model(copy, now)
+        reason = _differs(compared, names, before, run(now, names, calls))
+        if reason is None:
             now.replace(path)
-        return reason
+        return reason, _said(merged, places if tables else None)
+
+    try:
+        onnx.save_model(_probed(model, decoder.queries), asked)
+        before = run(asked, [*names, *decoder.queries], calls)
+        heads = [answer.shape[1] for answer in before[0][len(names) :]]
+        tables = _tables(model, decoder.angles, places, asked, run)
+        for more in (tables, {}) if tables else ({},):
+            with suppress(Exception):  # the operator takes no table for heads of this size, or this runtime none at all
+                reason, said = take(more, merges=True)
+                if reason is None:
+                    return None, said
+        return take({}, merges=False)[0], ()
     except Exception as error:  # noqa: BLE001 - a graph that this runtime can't run so stays as it is
-        return f"ONNX Runtime can't run it with its own attention: {' '.join(str(error).split())[:200]}"
+        return f"ONNX Runtime can't run it with its own attention: {' '.join(str(error).split())[:200]}", ()
     finally:
         asked.unlink(missing_ok=True)
         now.unlink(missing_ok=True)
+
+
+def _probed(model: ModelProto, queries: Sequence[str]) -> ModelProto:
+    """The graph with queries among its outputs, whose shapes say how many heads there are."""
+    from onnx import TensorProto, helper
+
+    probed = copy_message(model)
+    known = {value.name for value in probed.graph.output}
+    for name in dict.fromkeys(queries):
+        if name not in known:
+            probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+    return probed
+
+
+def _said(merged: tuple[int, int], places: int | None) -> tuple[str, ...]:
+    products, into = merged
+    said = [f"{products} products are computed as {into}: those of one input have their weights side by side"]
+    table = [f"rotary positions come from a table of {places} places"]
+    return (*(said if into else ()), *(table if places else ()))
+
+
+Tables = Mapping[tuple[str, str], tuple["Array", "Array"]]
+"""Names of cosines and sines → [places, size / 2] of each."""
+
+
+def _tables(model: ModelProto, pairs: Sequence[tuple[str, str]], places: int | None, file: Path, run: Any) -> Tables:
+    """Cosines and sines of all places, as the graph computes them of positions alone; none where it needs more than
+    these, or where those of a place depend on how long the text is."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper
+
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    if not names or places is None:
+        return {}
+    part = copy_message(model)
+    replace_nodes(part.graph, _in_order(model.graph.node, set(names)))
+    drop_unused_weights(part.graph)
+    known = {one.name for one in part.graph.initializer} | {name for node in part.graph.node for name in node.output}
+    if {name for node in part.graph.node for name in reads(node)} - known != {POSITIONS}:
+        return {}
+    del part.graph.output[:], part.graph.value_info[:]
+    part.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    for value in [value for value in part.graph.input if value.name != POSITIONS]:
+        part.graph.input.remove(value)
+    onnx.save_model(part, file)
+    at_once = [[0], [places // 2], [places - 1]]
+    single = run(file, names, [{POSITIONS: np.array([asked], np.int64)} for asked in at_once])
+    if sum(places * of.nbytes // 2 for of in single[0]) > LARGEST_TABLE_BYTES:
+        return {}
+    (every,) = run(file, names, [{POSITIONS: np.arange(places, dtype=np.int64)[None]}])
+    for (place,), one in zip(at_once, single, strict=True):
+        if not all(np.array_equal(of[:, place : place + 1], here) for of, here in zip(every, one, strict=True)):
+            return {}
+    halves = [np.ascontiguousarray(of[0, :, : of.shape[2] // 2], np.float32) for of in every]
+    by_name = dict(zip(names, halves, strict=True))
+    return {(cosines, sines): (by_name[cosines], by_name[sines]) for cosines, sines in pairs}
 
 
 def _cache_bytes(signature: Signature, call: tuple[int, int, int]) -> int:

@@ -292,11 +292,9 @@ class CacheInPlace:
 
     def step(self, inputs: Mapping[str, Any]) -> Any:
         """The logits [rows, 1, vocabulary] behind the tokens of a call."""
-        from onnxruntime import OrtValue
-
         self._make_room(self._held + inputs[INPUT_IDS].shape[1])
         for name, array in inputs.items():
-            self._bound.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(array))
+            self._bound.bind_cpu_input(name, array)  # it copies: a third of the time that a value of its own takes
         self._session.run_with_iobinding(self._bound)
         self._held += inputs[INPUT_IDS].shape[1]
         return self._logits.copy()

@@ -73,7 +73,7 @@ def token_inputs(signature: Signature, ids: Array, past: int) -> dict[str, Array
     made = {
         INPUT_IDS: np.ascontiguousarray(ids, np.int64),
         MASK: np.ones((rows, past + count), np.int64),
-        POSITIONS: np.ascontiguousarray(np.broadcast_to(np.arange(past, past + count, dtype=np.int64), (rows, count))),
+        POSITIONS: np.arange(past, past + count, dtype=np.int64)[None].repeat(rows, 0),
     }
     wanted = [spec.name for spec in signature.inputs if not spec.name.startswith(CACHE_INPUTS)]
     return {name: made[name] for name in wanted}

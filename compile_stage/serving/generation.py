@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from compile_stage.core.ports import Backend, Session
     from compile_stage.core.tensors import Array, Batch
 
+_ROOM = 256
+"""New tokens that there is room for at first: a caller may allow any number, and end at a token."""
+
 Choose = Callable[["Array", "Array"], "Array"]
 """Logits [batch, vocabulary] of the next token and all tokens so far [batch, tokens] → the next token [batch]."""
 
@@ -121,22 +124,28 @@ class GenerationSession:
         ends behind its first token of `stops`. Raises UsageError for what `whole_prompts` refuses."""
         import numpy as np
 
-        tokens = whole_prompts(ids)
-        written: list[list[int]] = [[] for _ in tokens]
+        prompts = whole_prompts(ids)
+        rows, held = prompts.shape
+        written: list[list[int]] = [[] for _ in range(rows)]
         if new_tokens < 1:
             return written
-        ended, ends, prompt = np.zeros(len(tokens), bool), set(stops), tokens.shape[1]
-        logits, cache = self._step(tokens, 0, None)
+        last, open_rows, ends = held + new_tokens, list(range(rows)), set(stops)
+        tokens = np.empty((rows, min(last, held + _ROOM)), np.int64)
+        tokens[:, :held] = prompts
+        logits, cache = self._step(prompts, 0, None)
         while True:
-            chosen = choose(logits, tokens)
-            for row, token in enumerate(chosen):
-                if not ended[row]:
-                    written[row].append(int(token))
-                    ended[row] = int(token) in ends
-            tokens = np.concatenate([tokens, chosen[:, None]], axis=1)
-            if ended.all() or tokens.shape[1] - prompt >= new_tokens:
+            chosen = choose(logits, tokens[:, :held])
+            tokens[:, held] = chosen
+            held += 1
+            for row in open_rows:
+                written[row].append(int(chosen[row]))
+            if ends:
+                open_rows = [row for row in open_rows if written[row][-1] not in ends]
+            if not open_rows or held == last:
                 return written
-            logits, cache = self._step(tokens[:, -1:], tokens.shape[1] - 1, cache)
+            if held == tokens.shape[1]:
+                tokens = np.concatenate([tokens, np.empty_like(tokens)], axis=1)
+            logits, cache = self._step(tokens[:, held - 1 : held], held - 1, cache)
 
     def _step(self, ids: Array, past: int, cache: Any) -> tuple[Array, Any]:
         """The logits [batch, vocabulary] behind these tokens, and the cache that holds them too."""

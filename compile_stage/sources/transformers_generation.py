@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,9 @@ class CausalNetwork:
                 where=source.uri,
             )
         program = self.trace(source)
-        return torch_source.export_graph(program, self.signature, source, {}, into, symbols=self.symbols(program))
+        symbols = self.symbols(program)
+        portable = torch_source.export_graph(program, self.signature, source, {}, into, symbols=symbols)
+        return replace(portable, places=places(self.model))
 
     @property
     def _takes_positions(self) -> bool:
@@ -232,10 +234,16 @@ def windows(tokenizer: Any, texts: Sequence[str], tokens: int) -> list[Array]:
     return found
 
 
+def places(model: Any) -> int | None:
+    """Tokens that a text has at most; None where the configuration does not say."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    return longest if isinstance(longest, int) else None
+
+
 def demand_length(source: SourceModel, model: Any, tokens: int) -> None:
     """Raise SourceError where a sample has more tokens than the network has places for."""
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(longest, int) and tokens > longest:
+    longest = places(model)
+    if longest is not None and tokens > longest:
         raise SourceError(
             f"a sample has {tokens} tokens (generation.prompt_tokens + new_tokens), and the model takes {longest}",
             fix="lower them in the policy's target",

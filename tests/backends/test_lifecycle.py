@@ -98,7 +98,7 @@ def test_it_plans_and_refuses_without_its_packages(name: str) -> None:
         assert LACKS.get((name, precision), "") in said["lacks"][precision]
 
 
-NOT_SERVED = {"onnxruntime_attention", "onnxruntime_decoder"}
+NOT_SERVED = {"onnxruntime_attention", "onnxruntime_decoder", "onnxruntime_products"}
 """They rewrite the graph of a language model when it is compiled. Nobody profiles where a model is served, either."""
 
 

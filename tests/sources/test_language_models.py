@@ -11,6 +11,7 @@ import onnx
 import pytest
 import small_lms
 
+from compile_stage.backends import onnxruntime_decoder
 from compile_stage.backends.onnxruntime_attention import DecoderGraph
 from compile_stage.core import plugins
 from compile_stage.core.errors import PolicyError, SourceError, UsageError
@@ -93,17 +94,21 @@ def test_generations_through_the_cache_are_the_originals(
             compiled.run({"input_ids": window[:, 1:]})
 
 
-@pytest.mark.parametrize("kind", ["mistral", "mixtral"])
-def test_sliding_windows_and_mixtures_of_experts_are_the_originals(kind: str, exporter: Any, tmp_path: Path) -> None:
-    """Broken: a model with a sliding window is refused, or its graph looks at tokens that have left the window; or the
-    experts' products are what the exporter knows no operator for."""
+@pytest.mark.parametrize("kind", ["mistral", "mixtral", "gemma2", "phi"])
+def test_other_architectures_are_the_originals_and_get_the_runtimes_attention(
+    kind: str, exporter: Any, tmp_path: Path
+) -> None:
+    """Broken: a model with a sliding window is refused, or its graph looks at tokens that have left the window; the
+    experts' products are what the exporter knows no operator for; capped scores, or heads of which a part is turned,
+    leave the attention in single operators or are computed otherwise."""
     path = small_lms.save(tmp_path / "model", kind)
     source = SourceModel(uri=f"folder:{path}", name="m", version="", flavor="transformers", path=str(path), digest="d")
     portable = exporter.export(source, {}, tmp_path / "graph")
     (window,) = exporter.token_windows(source, [TEXT * 2], GENERATION.tokens)
     compiler = plugins.load("backends", "onnxruntime")
     artifact = compiler.compile(portable, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", tmp_path / "artifact")
-    assert artifact.executed["ops"].get("com.microsoft.GroupQueryAttention", 0) == 2  # one a layer, with the window
+    assert artifact.executed["ops"].get("com.microsoft.GroupQueryAttention", 0) == 2  # one a layer
+    assert "rotary positions come from a table of 128 places" in artifact.notes
     with (
         exporter.open(source, TARGET) as original,
         opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as compiled,
@@ -165,6 +170,68 @@ def test_attention_is_the_runtimes_own_and_its_cache_grows_in_place(
         with opened_as_called(compiler, replace(artifact, generation=longer), 1) as session:
             answers[fused] = session.run({"input_ids": ids})["logits"]
     np.testing.assert_allclose(answers[True], answers[False], atol=2e-4)
+
+
+def _compiled(source: SourceModel, graph: Any, into: Path) -> Any:
+    """The artifact in fp32, which must answer as the original does."""
+    compiler, exporter = plugins.load("backends", "onnxruntime"), plugins.load("sources", "transformers")
+    artifact = compiler.compile(graph, compiler.schemes(TARGET, "fp32")[0], TARGET, "job", into)
+    (window,) = exporter.token_windows(source, [TEXT], GENERATION.tokens)
+    with (
+        exporter.open(source, TARGET) as original,
+        opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as compiled,
+    ):
+        answers: list[Any] = [one.run({"input_ids": window})["logits"] for one in (compiled, original)]
+    np.testing.assert_allclose(*answers, atol=2e-4)
+    return artifact
+
+
+def test_a_decoders_products_of_one_input_are_one(source: SourceModel, portable: Any, tmp_path: Path) -> None:
+    """Broken: at each token the same input is rounded three times, and positions are computed anew in every layer; or
+    it is said of a graph that has no such products."""
+    artifact = _compiled(source, portable, tmp_path)
+    ops, said = artifact.executed["ops"], " ".join(artifact.notes)
+    if "llama" in Path(source.path).parent.name:
+        assert (ops["MatMul"], ops["Split"]) == (9, 2)  # of gate and up; attention takes its three as one tensor
+        assert "10 products are computed as 4" in said
+        assert "com.microsoft.RotaryEmbedding" not in ops
+    else:
+        assert "products are computed" not in said
+        assert "rotary" not in said
+
+
+def test_a_wrong_table_of_positions_is_found(
+    source: SourceModel, portable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a rewrite is taken that answers otherwise."""
+    tables = onnxruntime_decoder._tables
+
+    def shifted(*given: Any) -> Any:
+        return {names: (cosines[1:], sines[1:]) for names, (cosines, sines) in tables(*given).items()}
+
+    monkeypatch.setattr(onnxruntime_decoder, "_tables", shifted)
+    artifact = _compiled(source, portable, tmp_path)
+    assert artifact.executed["ops"]["com.microsoft.GroupQueryAttention"] == 2
+    assert "rotary" not in " ".join(artifact.notes)
+
+
+@pytest.mark.parametrize("places", [None, 10**9])
+def test_positions_are_computed_where_nobody_knows_how_many_or_they_are_too_many(
+    places: int | None, source: SourceModel, portable: Any, tmp_path: Path
+) -> None:
+    """Broken: texts end at a place that nobody named; or a table takes gigabytes."""
+    artifact = _compiled(source, replace(portable, places=places), tmp_path)
+    assert "rotary" not in " ".join(artifact.notes)
+
+
+def test_positions_that_depend_on_the_texts_length_get_no_table(exporter: Any, tmp_path: Path) -> None:
+    """Broken: long texts are answered with the frequencies of short ones."""
+    path = small_lms.save(tmp_path / "model", "phi3")  # others from 12 tokens on
+    source = SourceModel(uri=f"folder:{path}", name="m", version="", flavor="transformers", path=str(path), digest="d")
+    portable = exporter.export(source, {}, tmp_path / "graph")
+    artifact = _compiled(source, portable, tmp_path / "artifact")
+    assert artifact.executed["ops"]["com.microsoft.GroupQueryAttention"] == 2
+    assert "rotary" not in " ".join(artifact.notes)
 
 
 def test_graph_rewrites_leave_attention_what_the_runtime_knows(portable: Any, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class PortableModel:
         kept: Per precision, the node names that stay in it although the rest was lowered.
         made_from: Digest of what it was made from.
         notes: What a reader of the report should know (`3 nodes stay in FP32: they overflow float16`).
+        places: Tokens that a text of a language model has at most, with what is written; None where nobody knows.
     """
 
     path: str
@@ -35,6 +36,7 @@ class PortableModel:
     kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     made_from: str = ""
     notes: tuple[str, ...] = ()
+    places: int | None = None
 
 
 @record
