@@ -45,6 +45,7 @@ MAX_TOKENIZER_BYTES = 256 * 2**20
 MAX_COMPARED = 32
 """Texts that the published predict() is compared on: what differs by code or files shows in one; some seconds."""
 
+_PLACES_MORE = 8  # of a table of positions, before or behind those of tokens; OPT's and RoBERTa's have 2
 _MAX_COLUMNS = 2  # text, text_pair
 _UNBOUNDED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 _ALLOWED = {".json", ".txt", ".model", ".jinja", ".md"}
@@ -145,12 +146,19 @@ def describe(source: SourceModel, model: Any, tokenizer: Any, signature: Signatu
 
 
 def longest_input(model: Any, inputs: Sequence[str]) -> int | None:
-    """The largest number of tokens that the network takes; None where its configuration names none."""
+    """The largest number of tokens that the network takes; None where its configuration names none.
+
+    It is tried only where the network has a table of about as many places: such tables are short. Others compute their
+    positions, of up to millions of tokens, which no machine takes at once.
+    """
     import torch
 
     length = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         return None
+    tables = [one.num_embeddings for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+    if not any(abs(rows - length) <= _PLACES_MORE for rows in tables):
+        return length
     pad = getattr(model.config, "pad_token_id", None)
     # RoBERTa and its kin count positions from the one after the padding token's id.
     for tried in dict.fromkeys((length, length - 1 - (pad if isinstance(pad, int) else 0))):

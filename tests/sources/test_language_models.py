@@ -25,6 +25,7 @@ from compile_stage.serving.chat import render, without_identity
 from compile_stage.serving.generation import GenerationSession, opened_as_called
 from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.text_generation import GenerationProcessor
+from compile_stage.sources.transformers_text import longest_input
 
 pytest.importorskip("transformers", reason="the models are transformers pipelines")
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and PyTorch's own deprecations
@@ -170,6 +171,13 @@ def test_attention_is_the_runtimes_own_and_its_cache_grows_in_place(
         with opened_as_called(compiler, replace(artifact, generation=longer), 1) as session:
             answers[fused] = session.run({"input_ids": ids})["logits"]
     np.testing.assert_allclose(answers[True], answers[False], atol=2e-4)
+
+
+def test_positions_that_are_computed_are_not_tried() -> None:
+    """Broken: a model of 32,768 places is called with as many tokens when it is published: minutes, and 20 GB."""
+    model = small_lms.network("llama", small_lms.bytes_tokenizer())
+    model.config.max_position_embeddings = 2**40
+    assert longest_input(model, ["input_ids"]) == 2**40
 
 
 def _compiled(source: SourceModel, graph: Any, into: Path) -> Any:
