@@ -184,6 +184,8 @@ def _load(source: SourceModel) -> Any:
 def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not hasattr(estimator, "predict"):
         return f"{type(estimator).__name__} has no predict()"
+    if reason := _refuse_other_columns(estimator, source):
+        return reason
     signature = _signature(estimator, source)
     categorical = (getattr(step, "is_categorical_", None) for step in _steps(estimator))
     if any(columns is not None and any(columns) for columns in categorical):
@@ -213,6 +215,22 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
 
 def _fitted_names(estimator: Any) -> list[str]:
     return [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+
+
+def _refuse_other_columns(estimator: Any, source: SourceModel) -> str | None:
+    """The reason when the signature has more or fewer columns than the fit. A ColumnTransformer takes a data frame
+    without the columns that it drops, or with further ones; a graph takes all of those that it was fitted on, and
+    MLflow hands on those of the signature alone."""
+    logged, features = mlmodel.columns(source), getattr(estimator, "n_features_in_", None)
+    if logged is None or features is None or len(logged) == int(features):
+        return None
+    fitted = _fitted_names(estimator)
+    lacks = ", ".join(repr(name) for name in [name for name in fitted if name not in logged][:5])
+    return (
+        f"its signature has {len(logged)} columns, and it was fitted on {features}"
+        f"{f' (the signature lacks {lacks})' if lacks else ''}, all of which a compiled model takes: log it with the "
+        "signature of the data frame that it was fitted on, or fit it on the signature's columns alone"
+    )
 
 
 def _refuse_names(estimator: Any, signature: Signature, source: SourceModel) -> str | None:
@@ -341,9 +359,9 @@ def _example_columns(source: SourceModel, signature: Signature, *, as_given: boo
     or a text of it is missing."""
 
     raw = mlmodel.raw_example(source)
-    if not hasattr(raw, "columns"):
+    if not hasattr(raw, "columns") or any(spec.name not in raw for spec in signature.inputs):
         raise SourceError(
-            "its columns hold text, and it was logged without a data frame as its input example",
+            "its columns hold text, and it was logged without a data frame of them as its input example",
             fix="log it with input_example=frame.head(20)",
             where=source.uri,
         )

@@ -498,6 +498,24 @@ def test_a_signature_of_columns_in_another_order_than_the_fit_is_refused(
     assert SklearnSource().refuse(save(tmp_path / "same", fitted, X), Compliance()) is None
 
 
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (lambda frame: frame[COLUMNS[:8]], "its signature has 8 columns, and it was fitted on 30 (the signature lacks"),
+        (lambda frame: frame.assign(other=1.0), "its signature has 31 columns, and it was fitted on 30, all of which"),
+    ],
+)
+def test_a_signature_without_the_columns_that_are_dropped_is_refused(
+    tmp_path: Path, columns: Callable[[Any], Any], reason: str
+) -> None:
+    """Broken: a ColumnTransformer that drops columns takes a data frame without them, or with others; the published
+    version, given the signature's columns alone, would refuse every request."""
+    model = make_pipeline(ColumnTransformer([("a", StandardScaler(), COLUMNS[:8])]), LogisticRegression()).fit(X, Y)
+    frame = columns(X)
+    assert len(model.predict(frame)) == len(X), "the original takes such a frame"
+    assert reason in (SklearnSource().refuse(save(tmp_path / "model", model, frame), Compliance()) or "")
+
+
 @pytest.mark.parametrize("targets", [1, 2])
 def test_regressors_answer_with_a_number_for_each_row_and_target(tmp_path: Path, prove: Proof, targets: int) -> None:
     rows = DIABETES.data.astype(np.float32)
