@@ -68,6 +68,15 @@ _RIGHTS_FIX = (
 )
 
 
+_PACKAGES = {
+    "MySQLdb": "mysqlclient",
+    "azure": "azure-storage-blob azure-identity",
+    "botocore": "boto3",
+    "google": "google-cloud-storage",
+    "psycopg2": "psycopg2-binary",
+}
+"""What to install for a module that MLflow's stores and SQLAlchemy import, where its name is another."""
+
 _answered: set[str] = set()
 """Addresses at which MLflow answered this process."""
 
@@ -142,6 +151,8 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             raise full from error
         if (refused := _refused(error, place)) is not None:
             raise refused from error
+        if isinstance(error, ImportError) and not (error.name or "").startswith("compile_stage"):
+            raise _unusable_package(error, place) from error
         family = type(error).__module__.partition(".")[0]
         if family in ("requests", "urllib3", "json"):
             problem = f"the registry can't be reached: {_short_network(str(error))}"
@@ -319,6 +330,24 @@ def _refused(error: Exception, place: str) -> RegistryError | None:
         fix = _RIGHTS_FIX if status == 403 else _LOGIN_FIX
         return RegistryError(problem, fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
     return None
+
+
+def _unusable_package(error: ImportError, place: str) -> RegistryError:
+    """What to say where MLflow lacks the package of a store or a database, which it imports when it is first asked for
+    it; or where it was written for another version of one."""
+    import mlflow
+
+    module = (error.name or "").partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    if package and (isinstance(error, ModuleNotFoundError) or module in _PACKAGES):
+        return RegistryError(
+            f"MLflow needs {package} to reach it, which is not installed", fix=f"pip install {package}", where=place
+        )
+    return RegistryError(
+        f"MLflow {mlflow.__version__} does not work with the installed {package or 'packages'}: {_sentence(error)}",
+        fix=f"install a newer MLflow, or an older version of {package or 'that package'}",
+        where=place,
+    )
 
 
 def _short_network(text: str) -> str:

@@ -442,6 +442,24 @@ def test_a_database_that_another_program_holds_is_not_taken_for_a_server_that_is
     assert "MLFLOW_TRACKING_URI" not in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("error", "problem", "fix"),
+    [
+        (ModuleNotFoundError(name="botocore"), "needs boto3 to reach it, which is not installed", "pip install boto3"),
+        (ModuleNotFoundError(name="oracledb.core"), "needs oracledb to reach it", "pip install oracledb"),
+        (ImportError(name="google.cloud"), "needs google-cloud-storage", "pip install google-cloud-storage"),
+        (ImportError(name="sqlalchemy.pool"), "does not work with the installed sqlalchemy", "a newer MLflow"),
+    ],
+)
+def test_a_package_that_mlflow_lacks_is_named(error: ImportError, problem: str, fix: str) -> None:
+    """Broken: a model in S3 without boto3, or a PostgreSQL without its driver, would end a run as a bug of ours."""
+    with pytest.raises(RegistryError, match=problem) as caught, trouble("models:/a/1"):
+        raise error
+    assert fix in str(caught.value.fix)
+    with pytest.raises(ImportError), trouble("models:/a/1"):
+        raise ModuleNotFoundError(name="compile_stage.nothing")
+
+
 def test_doctor_makes_no_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new/mlflow.db")
     assert MLflowRegistry().check() is None
