@@ -206,8 +206,9 @@ def not_published(uri: str) -> RegistryError:
     """The error for a version that compile-stage did not publish, such as an original."""
     return RegistryError(
         "this is not a version that compile-stage published",
-        fix="name one that `compile-stage run` published; `compile-stage profile` and `debug` take an original with -p "
-        "POLICY",
+        fix="name one that `compile-stage run` published, or a copy of one that has its tags: MLflow's "
+        "copy_model_version copies them, register_model does not. `compile-stage profile` and `debug` take an original "
+        "with -p POLICY",
         where=uri,
     )
 
@@ -244,7 +245,8 @@ def check_published(folder: Path, tags: Mapping[str, str], uri: str) -> None:
     if not published:
         raise IntegrityError(
             f"the version has no tag {DIGEST_TAG}, so nothing says which files were published",
-            fix="publish again under a new version; find out who removed the tag",
+            fix="make a copy anew with MLflow's copy_model_version, which copies the tags (register_model does not); "
+            "else publish again under a new version, and find out who removed the tag",
             where=uri,
         )
     if digest_tree(folder / "data") != published:

@@ -19,7 +19,7 @@ import pytest
 
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import RegistryError, SourceError
+from compile_stage.core.errors import CompileStageError, RegistryError, SourceError
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.mlflow import MLflowRegistry
 from compile_stage.registry.mlflow_connection import single_writer, trouble
@@ -101,6 +101,19 @@ def test_a_validation_of_a_copied_version_is_attached_to_its_files(
     registry.attest(copied, file, {"validated.x86_64-1": "passed"})
     assert (registry.fetch(copied.uri, tmp_path / "fetched") / "validations" / file.name).is_file()
     assert registry.published(copied.uri).tags["compile_stage.validated.x86_64-1"] == "passed"
+
+
+def test_a_copy_that_lost_its_tags_is_told_how_to_get_them(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: of a copy that MLflow's register_model made, people would look for who removed its tags."""
+    import mlflow
+
+    mlflow.register_model(registry.push(make_bundle("net-compiled", "a"), source, {}).uri, "net-prod")
+    for look in (registry.published, lambda uri: registry.fetch(uri, tmp_path / "fetched")):
+        with pytest.raises(CompileStageError) as caught:
+            look("models:/net-prod/1")
+        assert "copy_model_version" in str(caught.value.fix)
 
 
 def test_the_digest_is_of_the_payload_not_of_ids_and_times(
