@@ -569,7 +569,14 @@ SMALL = Signature(inputs=(TensorSpec(name="i", dtype="int8", shape=("batch",)),)
         (np.array([[1, 1, 1, np.inf]], np.float32), SIGNATURE, "an infinite value, or one that float32 can't hold"),
         (np.ones((1, 4), complex), SIGNATURE, "must be float32"),
         (np.ones((2, 3)), TWO, "the model has 2 inputs"),
-        ({"ids": np.ones((2, 3)), "mask": np.ones((2, 3), int)}, TWO, "'ids' must be int64; float64 would lose"),
+        (
+            {"ids": np.full((2, 3), 1.5), "mask": np.ones((2, 3), int)},
+            TWO,
+            "'ids' must be int64, and holds a number that",
+        ),
+        (np.array([1.0, np.nan]), SMALL, "'i' must be int8, and holds a number that is not whole"),
+        (np.array([np.inf]), SMALL, "'i' must be int8, and holds a number that is not whole"),
+        (np.array([300.0]), SMALL, "int8 can't hold"),
         ({"ids": np.ones((2, 3), int), "mask": np.ones((2, 4), int)}, TWO, "does not fit mask"),
         (pd.DataFrame({"ids": [[1, 2]]}), TWO, "lacks 'mask'"),
         (pd.DataFrame({"ids": [[1, 2], [1]], "mask": [[1, 1], [1]]}), TWO, "one shape"),
@@ -596,6 +603,7 @@ def test_what_does_not_fit_is_refused_by_name(data: Any, signature: Signature, w
         ({"ids": np.ones((1, 2), np.int32), "mask": np.ones((1, 2), bool)}, TWO),
         (pd.Series(["a", "b"]), TEXT),
         (np.array([-128, 127]), SMALL),
+        (np.array([-128.0, 127.0]), SMALL),  # JSON and pandas write whole numbers so, and the original takes them
     ],
 )
 def test_what_fits_gets_exactly_the_models_types(data: Any, signature: Signature) -> None:

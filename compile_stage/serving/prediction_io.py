@@ -242,7 +242,9 @@ def _coerced(array: Array, spec: TensorSpec) -> Array:
         if bool(np.any(np.isinf(cast) & np.isfinite(array))):
             raise InputRefusedError(f"input {spec.name!r} holds a value that {spec.dtype} can't hold")
         return cast
-    if wanted.kind in "iu" and array.dtype.kind in "iu":
+    if wanted.kind in "iu" and array.dtype.kind in "iuf":
+        if array.dtype.kind == "f" and not bool(np.all(np.isfinite(array) & (array == np.trunc(array)))):
+            raise InputRefusedError(f"input {spec.name!r} must be {spec.dtype}, and holds a number that is not whole")
         limits = np.iinfo(wanted)
         if array.size and (int(array.min()) < limits.min or int(array.max()) > limits.max):
             raise InputRefusedError(f"input {spec.name!r} holds a value that {spec.dtype} can't hold")
