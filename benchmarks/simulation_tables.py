@@ -19,6 +19,8 @@ def statistics(page: Page) -> None:
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
     undecided(page, [figure for figure in figures if figure.row["question"] == "undecided"])
+    if found := [figure for figure in figures if figure.row["question"] == "served"]:
+        served(page, found)
     perplexity(page, [figure for figure in figures if figure.row["question"] == "perplexity"])
     own_metrics(page, [figure for figure in figures if figure.row["question"] == "own"])
     tokens(page, [figure for figure in figures if figure.row["question"] == "tokens"])
@@ -114,6 +116,24 @@ def undecided(page: Page, figures: list[Figure]) -> None:
     keys = [key for name in ("misses", "at", "five_below", "ten_below") for key in (name, f"five_{name}")]
     rows = [
         [names[row["kind"]], f"{row['processes']:.0%}", *(percent(row, key) for key in keys)]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def served(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "queue", "it stops for", "it holds", "`throughput_at_p99` of that passes, in 60 s", "by searches alone",
+        "in 120 s", "by searches alone", "80 % of that, in 60 s", "in 120 s", "60 % of that, in 60 s", "in 120 s",
+    ]  # fmt: skip
+    keys = ("passes_1", "by_search_1", "long_passes_1", "long_by_search_1", "passes_0.8", "long_passes_0.8")
+    rows = [
+        [
+            row["kind"],
+            f"{row['pause_s']:g} s in {row['every_s']:g}" if row.get("pause_s") else "",
+            f"{row['true_per_s']:.0f} requests/s",
+            *(percent(row, key) for key in (*keys, "passes_0.6", "long_passes_0.6")),
+        ]
         for row in (figure.row for figure in figures)
     ]
     page.table(head, rows, figures)

@@ -30,6 +30,10 @@ Seeded: the same figures on every machine.
 - **Undecided**: a limit that is open after three starts: by the stage's rule there are nine then, else five (`five`:
   always five), in the same time. A p95 of 600 calls with a spread of 10 %, or a speedup of 120 rounds that remember
   (autocorrelation 0.5); `processes` as above.
+- **Served**: a throughput at a p99 of 50 ms, of queues whose true rate is known (`benchmarks/queues.py`), by the
+  stage's own trials in 60 s, or 120 (`long`): how often a gate passes that asks for the true rate, and for 80 and 60 %
+  of it. Beside it the searches alone in as much time (`by_search`), as until commit e7937a2. A queue that pauses stops
+  for `pause_s`, every `every_s` on average.
 - **Perplexity**: how often the upper bound of a rise of perplexity by 2 % is below it, and an artifact with half of
   that rise passes a limit of 2 %. What a prompt loses is normal, with a standard deviation of four times its mean
   (`spread` 0), or lognormal with that spread. Beside it the bootstrap's end (BCa), as until commit 7807596.
@@ -58,10 +62,11 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
+import queues  # noqa: E402
 import results  # noqa: E402
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
-from compile_stage.measure import own_metric, stats, tokens  # noqa: E402
+from compile_stage.measure import own_metric, served_load, stats, tokens  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance, is_too_uncertain  # noqa: E402
 from compile_stage.measure.restarts import (  # noqa: E402
@@ -661,6 +666,51 @@ def too_low(prompts: int, spread: float, trials: int, tokens: int = 32) -> tuple
     return low[0] / trials, low[1] / trials
 
 
+# --------------------------------------------------------------------------------------------------------------- served
+
+P99_S, SERVED = 0.05, 300.0
+QUEUES: tuple[Mapping[str, Any], ...] = (
+    {"kind": "exponential"}, {"kind": "constant"}, {"kind": "lognormal"},
+    {"kind": "constant", "pause_s": 0.1, "every_s": 10.0}, {"kind": "exponential", "pause_s": 0.06, "every_s": 2.0},
+)  # fmt: skip
+
+
+def served_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for number, known in enumerate(QUEUES):
+        generator = np.random.default_rng(number)
+
+        def make(known: Mapping[str, Any] = known, generator: np.random.Generator = generator) -> queues.Queue:
+            return queues.Queue(served=SERVED, generator=generator, **known)
+
+        true = queues.true_rate(make(), P99_S)
+        row: dict[str, Any] = {"question": "served", **known, "true_per_s": true}
+        for share in (1.0, 0.8, 0.6):
+            shares = {
+                "": served_share(make, true * share, trials),
+                "long_": served_share(make, true * share, trials, 120),
+            }
+            row |= {f"{which}passes_{share:g}": found[0] for which, found in shares.items()}
+            row |= {f"{which}by_search_{share:g}": found[1] for which, found in shares.items()}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def served_share(
+    make: Callable[[], queues.Queue], asked_per_s: float, trials: int, seconds: float
+) -> tuple[float, float]:
+    """How often a gate passes, and would by the interval over the searches of the starts in twice the time."""
+    passed = [0, 0]
+    for _ in range(trials):
+        found = queues.measure(make, P99_S, asked_per_s, seconds)
+        passed[0] += found.interval is not None and found.interval[0] >= asked_per_s
+        alone = queues.measure(make, P99_S, asked_per_s, 2 * seconds)
+        interval = served_load.over_starts(alone.starts_per_s)[1]
+        passed[1] += interval is not None and interval[0] >= asked_per_s
+    return passed[0] / trials, passed[1] / trials
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the rows, and save them where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -669,7 +719,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "accuracy", "p95", "undecided", "perplexity", "own", "tokens",
+        "speedup", "starts", "allocation", "speeds", "accuracy", "p95", "undecided", "served", "perplexity", "own",
+        "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -691,6 +742,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += p95_rows(options.trials)
         if options.question in (None, "undecided"):
             record.rows += undecided_rows(max(50, options.trials // 5))
+        if options.question in (None, "served"):
+            record.rows += served_rows(max(50, options.trials // 5))
         if options.question in (None, "perplexity"):
             record.rows += perplexity_rows(max(50, options.trials // 5))
         if options.question in (None, "own"):

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from compile_stage.core.quantities import quantity, told_apart
-from compile_stage.core.records import Check, Gate, Layout, LoadPoint, Outcome, Serving, ServingCost
+from compile_stage.core.records import Check, Gate, Layout, LoadPoint, Outcome, Serving, ServingCost, TargetPolicy
 from compile_stage.measure import gates as rules
-from compile_stage.measure.stats import samples_needed, student_t
+from compile_stage.measure.quantiles import quantile_interval
+from compile_stage.measure.stats import Interval, samples_needed, student_t
 
 LEVEL = 0.99
 """Share of the requests that must hold the limit: MLPerf Inference's server scenario."""
@@ -28,6 +29,8 @@ _LOWEST = 1 / 64  # of the first rate: where not even this holds, none does
 _INVALID = 3  # trials of one search that show nothing
 _LATE_SHARE = 0.01
 _LATE_S = 0.001
+_TO_HOLD = 0.75  # of what the search found, where the policy asks for no rate
+_NO_ANSWER_S, _LEAST_ENDLESS_S = 1e12, 1e6  # between two requests, one of them without an answer, lies what is neither
 
 
 def point_of(
@@ -143,6 +146,49 @@ def find_rate(measure: Callable[[float], bool | None], first: float, goes_on: Ca
     return low or None
 
 
+def rate_to_hold(found: float, asked: float | None) -> float:
+    """The rate of the long trials that decide the lower end of a throughput: the one that the policy asks for, where
+    the search found about as much, and at least half of what it found. At a lower one hardly anything waits.
+
+    Args:
+        found: By the first start's search, in requests a second.
+        asked: By a gate; None without one.
+    """
+    if asked is None or asked > _RESOLUTION * found:
+        return _TO_HOLD * found
+    return max(asked, found / 2)
+
+
+def asked_per_s(policy: TargetPolicy) -> float | None:
+    """The requests a second that a target's gates ask for; None where none does."""
+    serving, rows = policy.serving, policy.serving.rows or policy.target.batch_sizes[0]
+    rates = [gate.limit for gate in policy.performance if gate.metric == THROUGHPUT]
+    if serving.price_per_hour:
+        costs = [gate.limit for gate in policy.performance if gate.metric == COST and gate.limit > 0]
+        rates += [serving.price_per_hour / 3600 / (limit * rows) * 1e6 for limit in costs]
+    return max(rates, default=None)
+
+
+def p99_of(trials: Sequence[Sequence[float | None]], rate: float) -> Interval | None:
+    """The p99 of requests that arrived at a rate, in seconds, with its 95 % bounds.
+
+    Requests that wait in one queue share their fate, and so do those that a pause of the server meets. So they are
+    counted as the independent ones that tell as much, second by second (`quantiles.quantile_interval`).
+
+    Args:
+        trials: Latencies in seconds by request, in the order of arrival; None of what had no right answer.
+
+    Returns:
+        None where so few independent requests have no bound. Endless is what lies among those without an answer.
+    """
+    size = max(1, round(rate))
+    seconds = [trial[at : at + size] for trial in trials for at in range(0, len(trial), size)]
+    known = quantile_interval([[_NO_ANSWER_S if one is None else one for one in part] for part in seconds], LEVEL)
+    if known is None or known.high < _LEAST_ENDLESS_S:
+        return known
+    return replace(known, high=math.inf, value=known.value if known.value < _LEAST_ENDLESS_S else math.inf)
+
+
 def over_starts(values: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
     """The geometric mean of what starts of the servers gave, and its 95 % interval: Student's t on the logarithm. A
     start with 0 makes the lower end 0."""
@@ -213,7 +259,7 @@ def _judge(gate: Gate, cost: ServingCost) -> Check:
         interval, unit = (winner.interval if winner is not None else None), "requests/s"
     else:
         value, interval, unit = cost.cost_per_million, cost.cost_interval, cost.currency
-    missing = cost.reason or (winner.reason if winner is not None else "")
+    missing = cost.reason or ((winner.reason or winner.held) if winner is not None else "")
     requests = winner.requests if winner is not None else 0
     if value is None or interval is None:
         why = missing or "fewer than two starts of the servers were measured, or one held no rate at all"
@@ -223,6 +269,7 @@ def _judge(gate: Gate, cost: ServingCost) -> Check:
     sure = interval[1] < gate.limit if at_least else interval[0] > gate.limit
     limit = f"{'at least' if at_least else 'at most'} {gate.limit:g} {'is asked for' if at_least else 'is allowed'}"
     what = "with 99 % of the requests within the limit" if gate.metric == THROUGHPUT else "for a million inferences"
+    limit += f"; {winner.held}" if winner is not None and winner.held and not passed else ""
     low, high = (told_apart(end, gate.limit)[0] for end in interval)
     measured = f"{quantity(value)} {unit} {what} (95 % interval {low} to {high}); {limit}"
     return Check(

@@ -33,10 +33,15 @@ class Servers:
 
     def closed(self, clients: int, seconds: float) -> LoadPoint:
         """Of clients that wait for their answers."""
-        return self._metered("closed", lambda: self.generator.loop(clients, seconds, _DRAIN_S), clients=clients)
+        return self._metered("closed", lambda: self.generator.loop(clients, seconds, _DRAIN_S), clients=clients)[0]
 
     def open(self, rate: float, count: int, seed: int) -> LoadPoint:
         """Of so many requests that arrive at a rate."""
+        return self.each_of(rate, count, seed)[0]
+
+    def each_of(self, rate: float, count: int, seed: int) -> tuple[LoadPoint, Sequence[float | None]]:
+        """As `open`, with the latency of each request in seconds, in the order of arrival; None of what had no right
+        answer."""
         return self._metered("open", lambda: self.generator.arrive(rate, count, seed, _DRAIN_S), rate=rate)
 
     def predict(self, bodies: Sequence[str], clients: int, seconds: float) -> LoadPoint:
@@ -46,7 +51,9 @@ class Servers:
         whole = {**found, "late_s": [], "wrong": 0, "errors": 0, "unanswered": 0, "overloaded": False}
         return served_load.point_of("predict", {**whole, "right": len(calls)}, self.limit_s, clients=clients)
 
-    def _metered(self, kind: Any, ask: Callable[[], dict[str, Any]], **named: Any) -> LoadPoint:
+    def _metered(
+        self, kind: Any, ask: Callable[[], dict[str, Any]], **named: Any
+    ) -> tuple[LoadPoint, Sequence[float | None]]:
         before = self.worker.metered("are_servers_up")
         found = ask()
         after = self.worker.metered("are_servers_up")
@@ -54,4 +61,5 @@ class Servers:
             raise UsageError(f"a server of {self.name} ended under load")
         point = served_load.point_of(kind, found, self.limit_s, **named)
         cpu_s = after.after.cpu_s - before.after.cpu_s
-        return replace(point, server_cpu_s=cpu_s / point.requests if point.requests else None)
+        point = replace(point, server_cpu_s=cpu_s / point.requests if point.requests else None)
+        return point, found["latencies_s"]

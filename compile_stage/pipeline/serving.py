@@ -10,7 +10,7 @@ from pathlib import Path
 from compile_stage.core.context import Context
 from compile_stage.core.records import Candidate, Origin, Outcome, Plan, ServingCost, TargetResult, Verdict
 from compile_stage.measure.metrics import apply_waivers
-from compile_stage.measure.served_load import judge_served
+from compile_stage.measure.served_load import asked_per_s, judge_served
 from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.steps.package import package
 from compile_stage.steps.promote import alias_of, published_now
@@ -66,6 +66,7 @@ def _measured(
             budget=policy.budget,
             seed=policy.data.seed,
             predictions=target.predictions,
+            asked_per_s=asked_per_s(target.policy),
         )
         cost = measure_serving(context, request)
     return replace(cost, notes=(*cost.notes, note)) if note else cost

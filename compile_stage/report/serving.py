@@ -68,6 +68,8 @@ def serving_remarks(cost: ServingCost) -> list[str]:
                 f"{load.requests:,} requests in the trials that decided show the share in time to ±{100 * margin:.2g} "
                 "points; MLPerf asks for 262,742, which show it to ±0.05"
             )
+        if load.held:
+            remarks.append(f"the interval of the throughput begins at 0: {load.held}")
         spent = "" if load.joules is None else f"{load.joules:.3g} J a request, by "
         remarks.append(f"energy: {spent}{load.energy}" if load.energy else "")
     return [remark for remark in remarks if remark]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,6 +71,7 @@ class ServingRequest:
         models: By `WINNER` and, where there is one to compare with, `PRODUCTION`.
         samples: The validation samples.
         predictions: What the original answers to texts; None where predict() takes no text.
+        asked_per_s: Requests a second that the policy's gates ask for; None without one.
     """
 
     models: Mapping[str, ServedModel]
@@ -80,6 +81,7 @@ class ServingRequest:
     budget: Budget
     seed: int
     predictions: Predictions | None = None
+    asked_per_s: float | None = None
 
 
 def measure_serving(context: Context, request: ServingRequest) -> ServingCost:
@@ -93,6 +95,7 @@ def measure_serving(context: Context, request: ServingRequest) -> ServingCost:
         # What it costs is computed of what was measured.
         "serving": replace(serving, price_per_hour=None, currency=""),
         "rows": serving.rows or target.batch_sizes[0],
+        "asked_per_s": request.asked_per_s,
         "threads": target.threads,
         "device": target.device,
         "cores": available_cores(),
@@ -110,7 +113,7 @@ def measure_serving(context: Context, request: ServingRequest) -> ServingCost:
         return found
 
     try:
-        made = context.cached("serving-cost/1", target.name, key, make, anew=context.remeasure)
+        made = context.cached("serving-cost/2", target.name, key, make, anew=context.remeasure)
         found: ServingCost = revive(ServingCost, made.value)
     except _PartialError as partial:
         found = partial.found
@@ -142,6 +145,8 @@ class _Measuring:
         expected: By model, what is answered to these one at a time.
         points: By model, the trials so far.
         estimates: By model, the rate that each start of its servers held.
+        held_per_s: The rate of the winner's long trials; 0 before the first.
+        held: Their points, with the latencies of their requests.
         reasons: By model, why it has none.
         notes: What a reader should know.
         production_failed: What the alias points to now could not be served to the end.
@@ -158,6 +163,8 @@ class _Measuring:
     notes: list[str] = field(default_factory=list)
     production_failed: bool = False
     numbers: int = 0
+    held_per_s: float = 0.0
+    held: list[tuple[LoadPoint, Sequence[float | None]]] = field(default_factory=list)
 
     def measure(self) -> ServingCost:
         """All of it, alone on the machine."""
@@ -309,7 +316,7 @@ class _Measuring:
                 if reason:
                     self.reasons[WINNER] = reason
                 else:
-                    self._find(servers, 0.7 * capacity, self._search_s())
+                    self._find(servers, 0.7 * capacity)
 
     def _count(self, rate: float, seconds: float) -> int:
         return min(_MOST_REQUESTS, max(_NEEDED, round(rate * seconds)))
@@ -327,7 +334,7 @@ class _Measuring:
                 with ExitStack() as stack:
                     servers = self._start(stack, generator, name, layout, limit_s)
                     known = self.estimates[name] or self.estimates[WINNER]
-                    self._find(servers, known[-1] or 1.0, self._search_s())
+                    self._find(servers, known[-1] or 1.0)
             except CompileStageError as error:
                 if name != PRODUCTION:
                     raise
@@ -347,15 +354,16 @@ class _Measuring:
         )
 
     def _search_s(self) -> float:
-        """For one search."""
+        """For one search; a long trial of the winner takes as long."""
         serving = self.request.serving
         spent = _SHARES["closed"] + (_SHARES["rates"] if serving.rates else 0.0)
         layouts = served_load.layouts(serving, self.request.target.threads, available_cores())
         left = 1 - spent - (_SHARES["layouts"] if len(layouts) > 1 else 0.0)
-        return serving.seconds * left / (_STARTS * len(self.bodies))
+        return serving.seconds * left / (_STARTS * (len(self.bodies) + 1))
 
-    def _find(self, servers: Servers, first: float, seconds: float) -> None:
-        """One start's figure."""
+    def _find(self, servers: Servers, first: float) -> None:
+        """One start's figure, and of the winner the requests that show whether a rate holds."""
+        seconds = self._search_s()
         ends, problems = time.monotonic() + seconds, []
 
         def measure(rate: float) -> bool | None:
@@ -368,10 +376,22 @@ class _Measuring:
         rate = served_load.find_rate(measure, first, lambda: time.monotonic() < ends)
         if rate is not None:
             self.estimates[servers.name].append(rate)
+            if servers.name == WINNER:
+                self._hold(servers, rate, seconds)
         elif problems:
             self.reasons[servers.name] = problems[-1]
         else:
             self.reasons[servers.name] = "no rate that holds was found in the time; raise serving.seconds"
+
+    def _hold(self, servers: Servers, found: float, seconds: float) -> None:
+        """A search takes whatever held by luck, and never asks again: what a policy relies on comes from trials whose
+        rate was set before them, the same in all starts."""
+        self.held_per_s = self.held_per_s or served_load.rate_to_hold(found, self.request.asked_per_s)
+        if self.held_per_s:
+            self._progress(f"{servers.name}: {self.held_per_s:.4g} requests/s for {seconds:.3g} s")
+            trial = servers.each_of(self.held_per_s, self._count(self.held_per_s, seconds), self._seed())
+            self._add(servers.name, trial[0])
+            self.held.append(trial)
 
     def _energy(self, generator: LoadGenerator, layout: Layout, limit_s: float | None) -> tuple[float | None, str]:
         """Joules of a request at the rate that holds, and what they were read from."""
@@ -394,16 +414,51 @@ class _Measuring:
         points, estimates = self.points[name], self.estimates[name]
         value, interval = served_load.over_starts(estimates)
         reason = "" if value is not None and interval is not None else self.reasons.get(name, "")
-        near = [p for p in points if p.kind == "open" and not p.invalid and p.rate in estimates]
+        p99_s, missing = self._shown() if name == WINNER and self.held_per_s else (None, "")
+        if name == WINNER and value is not None and interval is not None:
+            low = 0.0 if missing else self.held_per_s
+            interval = (min(low, value), max(interval[1], low))
+        decided = [*estimates, self.held_per_s]
+        near = [p for p in points if p.kind == "open" and not p.invalid and p.rate in decided]
         return ServedLoad(
             layout=layout,
             points=tuple(points),
             throughput_per_s=value,
             interval=interval,
             starts_per_s=tuple(estimates),
+            held_per_s=self.held_per_s or None if name == WINNER else None,
+            held_p99_s=p99_s,
+            held=missing,
             requests=sum(point.requests for point in near),
             reason=reason,
         )
+
+    def _shown(self) -> tuple[float | None, str]:
+        """The bound of the long trials' p99, and what they do not show; empty where they show that the limit is
+        held."""
+        points, rate = [point for point, _ in self.held], self.held_per_s
+        limit_s = min(point.judged_s or math.inf for point in points)
+        p99 = served_load.p99_of([latencies for _, latencies in self.held], rate)
+        trials = f"at {quantity(rate)} requests/s {sum(point.requests for point in points):,} further requests"
+        if invalid := [point.invalid for point in points if point.invalid]:
+            return None, f"{trials} tell nothing: {invalid[0]}"
+        if any(point.overloaded for point in points):
+            return None, f"{trials} were more than the servers could answer"
+        if p99 is None:
+            return None, f"{trials} are too few for a p99 (those that wait together count less); raise serving.seconds"
+        if p99.high <= limit_s:
+            return p99.high, ""
+        limit = f"the limit is {limit_s * 1e3:.3g} ms"
+        if limit_s * 1e3 < (self.request.serving.p99_ms or 0.0):
+            limit = f"so few show no more than {limit_s * 1e3:.3g} ms"
+        if p99.value > limit_s:
+            found = (
+                f"a p99 of {p99.value * 1e3:.3g} ms" if p99.value < math.inf else "no p99: too many were not answered"
+            )
+            return _finite(p99.high), f"{trials} have {found}; {limit}"
+        bound = f"{p99.high * 1e3:.3g} ms" if p99.high < math.inf else "among those without a right answer"
+        bounds = f"a p99 of {p99.value * 1e3:.3g} ms, and its 95 % bound is {bound}"
+        return _finite(p99.high), f"{trials} have {bounds}; {limit}; raise serving.seconds"
 
     def _ratio(self) -> tuple[float | None, tuple[float, float] | None]:
         ours, theirs = self.estimates[WINNER], self.estimates.get(PRODUCTION, [])
@@ -445,6 +500,10 @@ class _Measuring:
 
     def _progress(self, message: str) -> None:
         self.context.events.progress("serving-cost", self.request.target.name, message)
+
+
+def _finite(seconds: float) -> float | None:
+    return seconds if math.isfinite(seconds) else None
 
 
 def _server(artifact: Artifact) -> str:

@@ -118,6 +118,34 @@ def test_short_trials_promise_less_and_never_more(kind: str) -> None:
     assert sum(low > TRUE[kind] for low, _ in ends) <= 1, ends
 
 
+def test_what_waits_together_counts_less() -> None:
+    """Broken: 1,500 requests that one pause met, or none, pass for as many independent ones; or a p99 among requests
+    without an answer has a figure."""
+    chance = np.random.default_rng(3)
+    steady = [chance.exponential(0.01, 500).tolist() for _ in range(3)]
+    known = served_load.p99_of(steady, 50)
+    assert known is not None
+    assert known.value < -0.01 * math.log(0.01) * 1.1 < known.high < 0.1
+    pause = [0.5] * 14  # less than 1 % of all
+    assert served_load.p99_of([steady[0], steady[1], [*steady[2][:-14], *pause]], 50) is None
+    missing = served_load.p99_of([[None] * 60, *steady], 50)
+    assert missing is None or missing.high == math.inf
+    scattered = [[None if number % 40 == 0 else 0.001 for number in range(1500)]]
+    lost = served_load.p99_of(scattered, 50)
+    assert lost is not None
+    assert (lost.value, lost.high) == (math.inf, math.inf)
+
+
+def test_the_rate_that_is_asked_for_is_the_one_that_is_shown() -> None:
+    """Broken: a server that holds what is asked for is measured at another rate, and misses the gate by that; or at one
+    where nothing waits, which takes too long to show anything."""
+    assert served_load.rate_to_hold(200, None) == 150
+    assert served_load.rate_to_hold(200, 180) == 180
+    assert served_load.rate_to_hold(200, 205) == 205, "within what a search can tell"
+    assert served_load.rate_to_hold(200, 230) == 150
+    assert served_load.rate_to_hold(200, 1) == 100
+
+
 def test_the_worse_end_of_the_interval_decides() -> None:
     """Broken: a throughput or a cost passes by its middle, or a miss that is only uncertain is not called so."""
     layout = Layout(instances=1, threads=1)

@@ -114,8 +114,12 @@ class ServedLoad:
         points: Trials, in the order in which they were made.
         throughput_per_s: Highest rate of arrival, in requests a second, at which 99 % of the requests held the limit:
             the geometric mean of the starts; None where it is not known.
-        interval: Its 95 % interval, Student's t over the starts; None with fewer than two.
+        interval: Its 95 % interval, each end by itself: from the rate that was shown to hold the limit (`held_per_s`; 0
+            where none was) to the end of Student's t over the starts; None with fewer than two.
         starts_per_s: That of each start of the servers; 0 where no rate held the limit.
+        held_per_s: The rate of the long trials, one in each start, that are to show that the limit is held.
+        held_p99_s: The upper 95 % bound of the p99 of all their requests; None where these are too few.
+        held: What was missing, where they did not show it.
         requests: In the trials at the rates that decided.
         joules: Energy of a request at that rate, of the whole machine; None where it was not measured.
         energy: What `joules` was read from, or why it was not.
@@ -127,6 +131,9 @@ class ServedLoad:
     throughput_per_s: float | None = None
     interval: tuple[float, float] | None = None
     starts_per_s: tuple[float, ...] = ()
+    held_per_s: float | None = None
+    held_p99_s: float | None = None
+    held: str = ""
     requests: int = 0
     joules: float | None = None
     energy: str = ""
