@@ -312,7 +312,8 @@ class _Seen:
 
 
 def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
-    ratio = shared_rounds(base, own).ratio(seed=seed, spread=seen.spread)
+    shared = shared_rounds(base, own)
+    ratio = shared.ratio(seed=seed, spread=seen.spread)
     if len(set(own.processes)) >= stats.FEW_PROCESSES:
         ratio = widened(ratio, seen.reach)
     return replace(
@@ -320,6 +321,9 @@ def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
         stable=stats.is_within(ratio, stats.UNSTABLE),
         speedup=ratio.value,
         speedup_interval=(ratio.low, ratio.high),
+        mean_speedup_interval=stats.mean_ratio_interval(
+            shared.base, shared.own, seed=seed, processes=shared.processes, spread=seen.spread
+        ),
     )
 
 

@@ -359,6 +359,7 @@ def _timing(batch_size: int, timing: Mapping[str, Any]) -> Timing:
         disturbed=timing.get("dropped_rounds", 0),
         speedup=timing["speedup"],
         speedup_interval=_pair(timing["speedup_interval"]),
+        mean_speedup_interval=_pair(timing.get("mean_speedup_interval")),
         processes=tuple(timing.get("process_of_rounds", ())),
         cpu_s=tuple(timing.get("cpu_s", ())),
         threads=timing.get("threads") or 0,

@@ -124,6 +124,7 @@ def timing_summary(timing: Timing) -> dict[str, Any]:
             "throughput_per_s": timing.batch_size / median if median else None,
             "speedup": timing.speedup,
             "speedup_interval": timing.speedup_interval,
+            "mean_speedup_interval": timing.mean_speedup_interval,
             "rounds": timing.rounds,
             "processes": len(set(timing.processes)) or None,
             "stable": timing.stable,

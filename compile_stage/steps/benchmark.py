@@ -249,7 +249,7 @@ def benchmark(
     key = _key(context, baseline, artifacts, request)
 
     def take(*, anew: bool) -> Cached:
-        return context.cached("benchmark/14", request.label, key, make, anew=anew)
+        return context.cached("benchmark/15", request.label, key, make, anew=anew)
 
     try:
         cached = take(anew=context.remeasure)

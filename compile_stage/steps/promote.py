@@ -323,6 +323,15 @@ def _refuse_slower(
                 where=receipt.uri,
             )
         slowest = 1 / timing.speedup_interval[0] if timing.speedup_interval[0] > 0 else float("inf")
+        mean = timing.mean_speedup_interval
+        if mean is not None and mean[1] < (1 - stats.RESOLUTION) / max_slowdown <= timing.speedup_interval[1]:
+            raise GateError(
+                f"not promoted to {alias!r}: at batch size {batch_size} some of its calls take far longer than others: "
+                f"all together take {1 / mean[1]:.3f} to {1 / mean[0]:.3f} times as long as those of {old}, at most "
+                f"{max_slowdown:g} allowed",
+                where=receipt.uri,
+                fix="promote.max_slowdown in the policy sets the limit",
+            )
         if slowest > max_slowdown:
             known = stats.is_resolved(timing)
             p50 = f"{1 / timing.speedup:.3f} (up to {slowest:.3f})" if timing.speedup else f"up to {slowest:.3f}"

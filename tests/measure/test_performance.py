@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
-from compile_stage.measure.performance import check_performance, ratio_text
+from compile_stage.measure.gates import holds
+from compile_stage.measure.performance import check_performance, is_too_uncertain, ratio_text
 from compile_stage.measure.quantiles import percentile, quantile_interval
 
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
@@ -57,6 +58,27 @@ def test_speedup(speedup: float, low: float, high: float, outcome: Outcome, says
     assert check.outcome is outcome
     assert says in check.reason
     assert check.interval == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("mean", "outcome"),
+    [
+        ((0.3, 0.6), Outcome.FAIL),
+        ((0.3, 0.99), Outcome.PASS),  # a disturbed machine: a mean is not known more narrowly than a ratio
+        ((0.1, 4.0), Outcome.PASS),
+        (None, Outcome.PASS),
+    ],
+)
+def test_a_fast_median_does_not_hide_pauses(mean: tuple[float, float] | None, outcome: Outcome) -> None:
+    """Broken: what stops for 50 ms in each hundred calls passes `min_speedup` by the others; or a mean that a busy
+    machine leaves open refuses what is faster."""
+    check = only(SPEEDUP, measured(replace(timing(2.0, 1.9, 2.1), mean_speedup_interval=mean)))
+    assert check.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert check.interval == mean, "who judges the record again finds the same"
+        assert not holds(check.gate, check.measured or 0.0, check.interval)
+        assert not is_too_uncertain(check)
+        assert "all together have 0.424 times the baseline's speed (95 % interval 0.3 to 0.6)" in check.reason
 
 
 def test_faster_and_still_not_fast_enough_is_not_called_slower() -> None:

@@ -90,6 +90,8 @@ def test_the_speedup_is_the_quotient_of_the_medians_of_all_starts() -> None:
     own, base = merged["a"].timings[0], merged["baseline"].timings[0]
     assert own.speedup == pytest.approx(stats.median(base.latency_s) / stats.median(own.latency_s))
     assert own.processes == (0,) * ROUNDS + (1,) * ROUNDS + (2,) * ROUNDS
+    assert own.mean_speedup_interval is not None
+    assert own.mean_speedup_interval[0] < 1.98 < own.mean_speedup_interval[1], "and that of the means beside it"
     assert len(own.latency_s) == sum(own.turns) == 3 * ROUNDS * 2
     assert len(own.cpu_s) == 3 * ROUNDS
     quotients = [2.0 / (1.0 + 0.01 * n) for n in range(3)]

@@ -288,3 +288,25 @@ def test_a_tie_that_is_seen_without_resampling_is_what_resampling_says(
     resolution = math.log1p(stats.RESOLUTION)
     expected = ratio.low <= 1 <= ratio.high or abs(math.log(ratio.value)) <= resolution
     assert stats.tied(a, b) == expected
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+def test_the_mean_shows_what_no_median_does(starts: int) -> None:
+    """Broken: calls that pause now and then count as fast; or spikes that hit both alike make one slower."""
+    generator = np.random.default_rng(0)
+    processes = [number for number in range(starts) for _ in range(8)]
+
+    def rounds(pause: float, share: float) -> list[list[float]]:
+        calls = np.exp(0.05 * np.abs(generator.standard_normal((len(processes), 200))))
+        return (calls + pause * (generator.random(calls.shape) < share)).tolist()
+
+    found = stats.mean_ratio_interval(rounds(0, 0), rounds(250, 0.02), seed=0, processes=processes)
+    assert found is not None
+    assert found[0] < 1 / 6 < found[1] < 0.5, "a call takes 6 times as long on average"
+    refused = 0
+    for _ in range(40):
+        alike = stats.mean_ratio_interval(rounds(20, 0.005), rounds(20, 0.005), seed=0, processes=processes)
+        assert alike is not None
+        refused += alike[1] < 0.98
+    assert refused <= 4
+    assert stats.mean_ratio_interval(rounds(0, 0)[:5], rounds(0, 0)[:5], seed=0, processes=processes[:5]) is None

@@ -15,6 +15,8 @@ class Timing:
             None for the baseline itself.
         speedup_interval: 95 % interval of that quotient (`measure.stats.ratio_interval`); of candidates with three
             starts all hold at once (`measure.families`).
+        mean_speedup_interval: 95 % interval of the quotient of the mean latencies, which the calls count in that take
+            far longer than the median (`measure.stats.mean_ratio_interval`); None where it is not known.
         rounds: Interleaved turns.
         disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none
             is.
@@ -44,6 +46,7 @@ class Timing:
     disturbed: int = 0
     speedup: float | None = None
     speedup_interval: tuple[float, float] | None = None
+    mean_speedup_interval: tuple[float, float] | None = None
     processes: tuple[int, ...] = ()
     cpu_s: tuple[float, ...] = ()
     threads: int = 0
