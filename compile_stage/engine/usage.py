@@ -55,25 +55,27 @@ def waited_by_this_thread() -> float:
 
 
 def memory_of(guard: int) -> WorkerMemory:
-    """What the processes below a worker's guard hold; zeros when there are none any more."""
+    """What the processes below a worker's guard hold, and held at most; zeros when there are none any more."""
     peaks = {pid: peak_rss_bytes(pid) for pid in descendants_of(guard)}
     if not peaks:
         return WorkerMemory(peak_bytes=0)
     largest = max(peaks, key=lambda pid: peaks[pid])
     others = [pid for pid in peaks if pid != largest]
-    held = sum(map(_own_memory, others))
+    held = sum(map(_most_own_memory, others))
     return WorkerMemory(
         peak_bytes=peaks[largest], others_bytes=held, others=len(others), held_bytes=held_now_bytes(largest)
     )
 
 
-def _own_memory(pid: int) -> int:
+def _most_own_memory(pid: int) -> int:
+    """What a process holds of its own, and what it has given back since its peak: nobody looks while it computes."""
     import psutil
 
     from compile_stage.engine.watch import own_memory
 
     with contextlib.suppress(psutil.Error):
-        return own_memory(psutil.Process(pid))
+        process = psutil.Process(pid)
+        return own_memory(process) + max(0, peak_rss_bytes(pid) - int(process.memory_info().rss))
     return 0
 
 

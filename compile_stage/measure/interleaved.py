@@ -518,5 +518,5 @@ def _notes(runner: Participant) -> tuple[str, ...]:
     others = "another process" if memory.others == 1 else f"{memory.others} other processes"
     return (
         *grown,
-        f"{memory.others_bytes / 1e6:.3g} MB of its peak memory are held by {others} that it started",
+        f"{memory.others_bytes / 1e6:.3g} MB of its peak memory are of {others} that it started",
     )

@@ -49,6 +49,17 @@ def test_memory_in_a_child_is_seen_apart(engine: LocalEngine) -> None:
     assert both.peak_bytes + both.others_bytes >= 100_000_000 + 5_000_000
 
 
+def test_what_children_gave_back_before_anybody_looked_counts(engine: LocalEngine) -> None:
+    """Broken: an artifact that computes in two processes of its own takes 200 MB in each call, and passes a limit of
+    150."""
+    with engine.worker("test", LIMITS) as worker:
+        for _ in range(2):
+            worker.call("hold_in_child", size=100_000_000, give_back=True)
+        memory = worker.memory()
+    assert memory.others == 2
+    assert 200_000_000 < memory.peak_bytes + memory.others_bytes < 300_000_000
+
+
 def test_a_worker_that_is_gone_holds_nothing_and_says_so(engine: LocalEngine) -> None:
     """Broken: a crash while it was measured would be a peak of 0 bytes."""
     with engine.worker("test", LIMITS) as worker:

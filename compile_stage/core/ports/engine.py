@@ -91,7 +91,7 @@ class WorkerMemory:
 
     Attributes:
         peak_bytes: The highest that the largest process ever held.
-        others_bytes: What the other processes hold now, pages that they share divided among them.
+        others_bytes: What the other processes held at most, each by itself, pages that they share divided among them.
         others: How many these are.
         held_bytes: What the largest process holds now of its own, without files that are mapped; 0 where that is not
             known.
