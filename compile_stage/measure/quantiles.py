@@ -100,18 +100,23 @@ def _over_processes(
         calls.setdefault(process, []).extend(turn)
     both = 2 * interval.confidence - 1  # each end by itself
     count, logs = len(calls), [_log_quantile(part, q) for part in calls.values()]
+    sizes = [len(part) for part in calls.values()]
+    independent = sum(sizes) ** 2 / sum(size**2 for size in sizes)  # as many of one size tell as much of all calls
     within = max(0.0, float(np.mean(logs)) - float(np.mean([_log_quantile(part, 0.5) for part in calls.values()])))
     if count < FEW_PROCESSES:
-        born = ASSUMED_SPREAD.reach(both) / math.sqrt(count)
+        born = ASSUMED_SPREAD.reach(both) / math.sqrt(independent)
         below, above = (
             math.hypot(math.log(max(end, _LEAST_S) / interval.value), born) for end in (interval.low, interval.high)
         )
         above += _beyond(within, ASSUMED_SPREAD.log_sd, q)
     else:
         spread = float(np.std(logs, ddof=1))
-        below = student_t(count - 1, both) * spread / math.sqrt(count)
+        below = student_t(count - 1, both) * spread / math.sqrt(independent)
         most = _largest_spread(spread, count - 1, interval.confidence)
-        above = math.hypot(below, _beyond(within, most, q) - _beyond(within, spread, q))
+        beyond = _beyond(within, spread, q)
+        above = math.hypot(below, _beyond(within, most, q) - beyond)
+        # The slowest of few processes is not as slow as the slowest of all: their calls have too low a quantile.
+        above += max(0.0, float(np.mean(logs)) + beyond - math.log(interval.value))
     return replace(
         interval,
         low=min(interval.low, interval.value * math.exp(-below)),
