@@ -68,7 +68,7 @@ def memory_of(guard: int) -> WorkerMemory:
 
 
 def _most_own_memory(pid: int) -> int:
-    """What a process holds of its own, and what it has given back since its peak: nobody looks while it computes."""
+    """What a process holds of its own, and what it freed since its peak: nobody looks while it computes."""
     import psutil
 
     from compile_stage.engine.watch import own_memory

@@ -161,8 +161,8 @@ def compute_in_child(seconds: float) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def hold_in_child(size: int, give_back: bool = False) -> None:
-    then = "del held; " * give_back
+def hold_in_child(size: int, freed: bool = False) -> None:
+    then = "del held; " * freed
     code = f"import sys; held = bytearray(b'1') * {size}; {then}print(flush=True); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout is not None

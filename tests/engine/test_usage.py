@@ -49,12 +49,12 @@ def test_memory_in_a_child_is_seen_apart(engine: LocalEngine) -> None:
     assert both.peak_bytes + both.others_bytes >= 100_000_000 + 5_000_000
 
 
-def test_what_children_gave_back_before_anybody_looked_counts(engine: LocalEngine) -> None:
+def test_what_children_freed_before_anybody_looked_counts(engine: LocalEngine) -> None:
     """Broken: an artifact that computes in two processes of its own takes 200 MB in each call, and passes a limit of
     150."""
     with engine.worker("test", LIMITS) as worker:
         for _ in range(2):
-            worker.call("hold_in_child", size=100_000_000, give_back=True)
+            worker.call("hold_in_child", size=100_000_000, freed=True)
         memory = worker.memory()
     assert memory.others == 2
     assert 200_000_000 < memory.peak_bytes + memory.others_bytes < 300_000_000
