@@ -30,6 +30,7 @@ _INVALID = 3  # trials of one search that show nothing
 _LATE_SHARE = 0.01
 _LATE_S = 0.001
 _TO_HOLD = 0.75  # of what the search found, where the policy asks for no rate
+_ENOUGH = 10  # times the independent requests that a p99 needs: those that wait together count less
 _NO_ANSWER_S, _LEAST_ENDLESS_S = 1e12, 1e6  # between two requests, one of them without an answer, lies what is neither
 
 
@@ -146,17 +147,19 @@ def find_rate(measure: Callable[[float], bool | None], first: float, goes_on: Ca
     return low or None
 
 
-def rate_to_hold(found: float, asked: float | None) -> float:
+def rate_to_hold(found: float, asked: float | None, seconds: float) -> float:
     """The rate of the long trials that decide the lower end of a throughput: the one that the policy asks for, where
-    the search found about as much, and at least half of what it found. At a lower one hardly anything waits.
+    the search found about as much; a higher one, up to half of what it found, where so few would arrive that a p99
+    could hardly be known.
 
     Args:
         found: By the first start's search, in requests a second.
         asked: By a gate; None without one.
+        seconds: Of all long trials together.
     """
     if asked is None or asked > _RESOLUTION * found:
         return _TO_HOLD * found
-    return max(asked, found / 2)
+    return max(asked, min(found / 2, _ENOUGH * samples_needed(LEVEL) / seconds))
 
 
 def asked_per_s(policy: TargetPolicy) -> float | None:

@@ -386,7 +386,8 @@ class _Measuring:
     def _hold(self, servers: Servers, found: float, seconds: float) -> None:
         """A search takes whatever held by luck, and never asks again: what a policy relies on comes from trials whose
         rate was set before them, the same in all starts."""
-        self.held_per_s = self.held_per_s or served_load.rate_to_hold(found, self.request.asked_per_s)
+        asked, whole_s = self.request.asked_per_s, _STARTS * seconds
+        self.held_per_s = self.held_per_s or served_load.rate_to_hold(found, asked, whole_s)
         if self.held_per_s:
             self._progress(f"{servers.name}: {self.held_per_s:.4g} requests/s for {seconds:.3g} s")
             trial = servers.each_of(self.held_per_s, self._count(self.held_per_s, seconds), self._seed())
@@ -440,12 +441,14 @@ class _Measuring:
         limit_s = min(point.judged_s or math.inf for point in points)
         p99 = served_load.p99_of([latencies for _, latencies in self.held], rate)
         trials = f"at {quantity(rate)} requests/s {sum(point.requests for point in points):,} further requests"
+        more = "raise serving.seconds, or measure on a quieter machine"
         if invalid := [point.invalid for point in points if point.invalid]:
             return None, f"{trials} tell nothing: {invalid[0]}"
         if any(point.overloaded for point in points):
             return None, f"{trials} were more than the servers could answer"
         if p99 is None:
-            return None, f"{trials} are too few for a p99 (those that wait together count less); raise serving.seconds"
+            missed = f"{sum(point.missed for point in points):,} of them missed the limit"
+            return None, f"{trials} are too few for a p99 (those that wait together count less), {missed}; {more}"
         if p99.high <= limit_s:
             return p99.high, ""
         limit = f"the limit is {limit_s * 1e3:.3g} ms"
@@ -458,7 +461,7 @@ class _Measuring:
             return _finite(p99.high), f"{trials} have {found}; {limit}"
         bound = f"{p99.high * 1e3:.3g} ms" if p99.high < math.inf else "among those without a right answer"
         bounds = f"a p99 of {p99.value * 1e3:.3g} ms, and its 95 % bound is {bound}"
-        return _finite(p99.high), f"{trials} have {bounds}; {limit}; raise serving.seconds"
+        return _finite(p99.high), f"{trials} have {bounds}; {limit}; {more}"
 
     def _ratio(self) -> tuple[float | None, tuple[float, float] | None]:
         ours, theirs = self.estimates[WINNER], self.estimates.get(PRODUCTION, [])

@@ -139,11 +139,14 @@ def test_what_waits_together_counts_less() -> None:
 def test_the_rate_that_is_asked_for_is_the_one_that_is_shown() -> None:
     """Broken: a server that holds what is asked for is measured at another rate, and misses the gate by that; or at one
     where nothing waits, which takes too long to show anything."""
-    assert served_load.rate_to_hold(200, None) == 150
-    assert served_load.rate_to_hold(200, 180) == 180
-    assert served_load.rate_to_hold(200, 205) == 205, "within what a search can tell"
-    assert served_load.rate_to_hold(200, 230) == 150
-    assert served_load.rate_to_hold(200, 1) == 100
+    assert served_load.rate_to_hold(200, None, 20) == 150
+    assert served_load.rate_to_hold(200, 180, 20) == 180
+    assert served_load.rate_to_hold(200, 80, 40) == 80, "3,200 requests"
+    assert served_load.rate_to_hold(200, 205, 20) == 205, "within what a search can tell"
+    assert served_load.rate_to_hold(200, 230, 20) == 150
+    assert served_load.rate_to_hold(200, 1, 40) == pytest.approx(10 * 299 / 40)
+    assert served_load.rate_to_hold(200, 1, 20) == 100
+    assert served_load.rate_to_hold(10, 1, 20) == 5
 
 
 def test_the_worse_end_of_the_interval_decides() -> None:
