@@ -29,9 +29,14 @@ from compile_stage.core.records import Job, RegisteredVersion
 from compile_stage.service.alerts import alert
 from compile_stage.service.runs import problem_of
 from compile_stage.service.settings import Settings, alert_url, environment_of_runs
-from compile_stage.serving.manifest import check_integrity, refuse_machine
+from compile_stage.serving.manifest import FAILED_HERE, check_integrity, refuse_machine
 from compile_stage.serving.variants import for_machine
 
+MOST_LOOKS = 3
+"""Validations of one version while nothing changes: by so many a disturbed machine has had its chance, and what is at a
+limit, which passes in one of twenty, would pass in the end."""
+
+_LOOKS = "looks.txt"
 UNCHANGED, ELSEWHERE, PASSED, FAILED, UNKNOWN = "unchanged", "elsewhere", "passed", "failed", "unknown"
 
 
@@ -95,11 +100,32 @@ def _requalified(version: RegisteredVersion, settings: Settings) -> Requalified:
         return Requalified(version.uri, version.aliases, UNCHANGED)
     if (reason := hardware().refuse(dict(meant.hardware))) is not None:
         return Requalified(version.uri, version.aliases, ELSEWHERE, reason)
-    return _validated(version, differs, settings)
+    looks = _looks(_folder(version, settings)) if differs == FAILED_HERE else 0
+    if looks >= MOST_LOOKS:
+        reason = (
+            f"{differs} {looks} times, and nothing changed since; compile-stage validate {version.uri} does it again"
+        )
+        return Requalified(version.uri, version.aliases, FAILED, reason)
+    found = _validated(version, differs, settings)
+    if found.outcome in (PASSED, FAILED):
+        (_folder(version, settings) / _LOOKS).write_text(str(looks + 1), encoding="utf-8")
+    return found
+
+
+def _folder(version: RegisteredVersion, settings: Settings) -> Path:
+    return settings.state / "requalified" / f"{version.name}-{version.version}"
+
+
+def _looks(folder: Path) -> int:
+    """How often it was validated since anything changed; 0 where that is not known."""
+    try:
+        return int((folder / _LOOKS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _validated(version: RegisteredVersion, differs: str, settings: Settings) -> Requalified:
-    folder = settings.state / "requalified" / f"{version.name}-{version.version}"
+    folder = _folder(version, settings)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("wb") as log:
         done = subprocess.run(  # noqa: S603

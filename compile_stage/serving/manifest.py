@@ -347,6 +347,10 @@ def _attached_here(manifest: Mapping[str, Any], model_dir: str | Path, trust: Tr
     return passed_here(manifest, model_dir, trust, hardware()) if attached else None
 
 
+FAILED_HERE = "its validation on this machine failed"
+"""All that differs where it was validated here as it is now, and did not pass."""
+
+
 def refuse_machine(
     manifest: Mapping[str, Any], model_dir: str | Path, trust: Trust | None = None, machine: Hardware | None = None
 ) -> str | None:
@@ -411,7 +415,7 @@ def _validation_here(
 
 def _other_machine(manifest: Mapping[str, Any], validation: Mapping[str, Any] | None, here: Hardware) -> list[str]:
     if validation is not None:
-        return [] if validation["passed"] else ["its validation on this machine failed"]
+        return [] if validation["passed"] else [FAILED_HERE]
     if "verdict" in manifest and manifest["verdict"] is None:
         return [
             f"it was compiled on {manifest.get('fingerprint')} for other hardware, and not validated on this machine"

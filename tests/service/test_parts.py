@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import POLICY_TEXT
@@ -19,7 +20,7 @@ from service.conftest import PATIENCE_S, SECRET
 from compile_stage.core.errors import RegistryError, UsageError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.policy.folder import PolicyFolder
-from compile_stage.service import runs
+from compile_stage.service import requalification, runs
 from compile_stage.service.alerts import alert
 from compile_stage.service.deciding import Decider, is_needed, needed
 from compile_stage.service.deliveries import signature
@@ -418,6 +419,36 @@ def test_a_validation_that_could_not_be_made_is_no_failure_of_the_version(
     version = RegisteredVersion(name="m-compiled", version="1", uri="models:/m-compiled/1", aliases=("prod",), tags={})
     settings = Settings(tmp_path, tmp_path / "state", command=(sys.executable, "-c", ends))
     assert _validated(version, "another driver", settings).outcome == outcome
+
+
+def test_what_fails_is_not_validated_until_it_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a version at its limit, which passes in one of twenty validations, passes within weeks of nightly ones;
+    or a driver that changed leaves it failed."""
+    version = RegisteredVersion(name="m-compiled", version="1", uri="models:/m-compiled/1", aliases=("prod",), tags={})
+    counts = "import pathlib; log = pathlib.Path('looked'); log.open('a').write('.'); raise SystemExit(3)"
+    settings, differs = Settings(tmp_path, tmp_path / "state", command=(sys.executable, "-c", counts)), ["driver: 2"]
+    job = SimpleNamespace(target=SimpleNamespace(hardware={}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(requalification.plugins, "load", lambda *_: SimpleNamespace(fetch=lambda *_: tmp_path))
+    monkeypatch.setattr(requalification, "check_integrity", lambda *_, **__: {})
+    monkeypatch.setattr(requalification, "for_machine", lambda *_: {"job": {}})
+    monkeypatch.setattr(requalification, "revive", lambda *_: job)
+    monkeypatch.setattr(requalification, "refuse_machine", lambda *_: differs[0])
+
+    def look() -> tuple[str, int]:
+        found = requalification._requalified(version, settings)
+        assert found.outcome == "failed"
+        return found.reason, len((tmp_path / "looked").read_text())
+
+    assert look()[1] == 1
+    differs[0] = "its validation on this machine failed"
+    assert [look()[1] for _ in range(4)] == [2, 3, 3, 3]
+    assert look()[0] == (
+        "its validation on this machine failed 3 times, and nothing changed since; compile-stage validate "
+        "models:/m-compiled/1 does it again"
+    )
+    differs[0] = "driver: 3"
+    assert look()[1] == 4
 
 
 def test_a_published_version_whose_files_were_changed_fails_and_is_reported(
