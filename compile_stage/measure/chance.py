@@ -10,7 +10,7 @@ often the model answers each of them are all accounted for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ NUMBERS = ("mae", "rmse", "r2")
 """Metrics of numbers, which a constant answer has too."""
 
 Classes = NDArray[np.int64]
+Lists = Sequence[tuple[F64, F64]]
 
 
 def demand_fit(
@@ -98,6 +99,35 @@ def demand_ranks(value: float, codes: Classes, scores: F64, groups: NDArray[np.i
         )
 
 
+def demand_order(metric: str, value: float, lists: Lists, groups: NDArray[np.int64] | None = None) -> None:
+    """Raise NotMeasurableError where a ranking is not shown to be better than the same labels in another order.
+
+    What ranks well is a sum over the items, of which mean and variance over all orders within each list are known.
+
+    Args:
+        value: The metric, which is that sum over the number of lists.
+        lists: Of each list that is ranked, `[items]`: what the labels bring, and by how much each place counts.
+        groups: `[n]`, numbered from 0: samples that belong together; None where they are independent.
+    """
+    by_chance, variance = 0.0, 0.0
+    for gains, counts in lists:
+        by_chance += len(gains) * float(gains.mean() * counts.mean())
+        variance += float(((gains - gains.mean()) ** 2).sum() * ((counts - counts.mean()) ** 2).sum()) / (
+            len(gains) - 1
+        )
+    beyond = (value * len(lists) - by_chance) / math.sqrt(variance) if variance > 0 else 0.0
+    if groups is not None:
+        independent = len(lists) if len(lists) > 1 else len(lists[0][0])
+        beyond *= math.sqrt(min(1.0, int(groups.max() + 1) / independent))
+    if beyond <= _SIGMAS:
+        raise NotMeasurableError(
+            f"the original's own {metric} is {value:.4g}, which so many samples can't tell from chance "
+            f"({by_chance / len(lists):.4g}), so there is nothing to lose: the labels are those of other samples, or "
+            "the smaller is the better in them or in the scores; correct data.validation.labels; where they are right, "
+            f"validate on more samples, or say {metric}: null"
+        )
+
+
 def demand_less_than_constant(metric: str, value: float, truth: F64) -> None:
     """Raise NotMeasurableError where one constant answer would do as well as the original.
 
@@ -113,10 +143,11 @@ def demand_less_than_constant(metric: str, value: float, truth: F64) -> None:
             "the labels are all the same, which one constant answer would have too, so there is nothing to lose: "
             f"validate on samples whose labels differ, or say {metric}: null"
         )
+    of_means = "; a model of means shows less in mae where most labels are alike, such as zeros: limit rmse or r2 there"
     raise NotMeasurableError(
         f"the original's own {metric} is {value:.4g}, and one constant answer would have {constant:.4g}, so there "
-        "is nothing to lose: the labels are those of other samples, or in another unit; correct "
-        f"data.validation.labels, or say {metric}: null"
+        f"is nothing to lose: the labels are those of other samples, or in another unit{of_means * (metric == 'mae')}; "
+        f"correct data.validation.labels, or say {metric}: null"
     )
 
 

@@ -59,9 +59,35 @@ def ranking(metric: str, truth: Array, output: Array, options: JsonMap, groups: 
         groups: `[n]`, numbered from 0: the query of each sample, if there are queries.
     """
     ranked = _ranked(metric, truth, output, groups)
-    if metric == "ndcg" or truth.ndim == 2 or options.get("per_query"):
+    if _is_by_query(metric, truth, options):
         return _by_query(metric, ranked, int(options.get("k", K)))
     return _spearman(ranked)
+
+
+def ranked_lists(
+    metric: str, truth: Array, output: Array, options: JsonMap, groups: NDArray[np.int64] | None
+) -> list[tuple[F64, F64]]:
+    """The same as sums over the items of each list that is ranked: what the labels bring, and by how much each item's
+    place counts, both `[items]`. The metric is the mean of these sums over the lists; arguments as for `ranking`."""
+    ranked = _ranked(metric, truth, output, groups)
+    if not _is_by_query(metric, truth, options):
+        return [(_standard(ranked.truth), _standard(ranked.scores) / len(ranked.truth))]
+    lists = []
+    for items in _with_order(metric, ranked):
+        labels, scores = ranked.truth[items], ranked.scores[items]
+        if metric == "spearman":
+            lists.append((_standard(labels), _standard(scores) / len(items)))
+            continue
+        counts = np.where(np.arange(len(items)) < int(options.get("k", K)), 1 / np.log2(np.arange(len(items)) + 2), 0.0)
+        ideal = float(np.sort(labels)[::-1] @ counts)
+        order, tie = np.argsort(-scores, kind="stable"), np.unique(-scores, return_inverse=True)[1]
+        of_ties = np.bincount(tie[order], weights=counts) / np.bincount(tie)
+        lists.append((labels, of_ties[tie] / ideal))
+    return lists
+
+
+def _is_by_query(metric: str, truth: Array, options: JsonMap) -> bool:
+    return metric == "ndcg" or truth.ndim == 2 or bool(options.get("per_query"))
 
 
 def _ranked(metric: str, truth: Array, output: Array, groups: NDArray[np.int64] | None) -> _Ranked:
@@ -101,14 +127,10 @@ def _by_query(metric: str, ranked: _Ranked, k: int) -> Score:
     """The mean over the queries. Those whose labels have no order, and for ndcg those without a relevant item, are left
     out, of both models alike."""
     values, samples = [], []
-    for items in ranked.lists():
+    for items in _with_order(metric, ranked):
         truth = ranked.truth[items]
-        if np.ptp(truth) == 0 or (metric == "ndcg" and truth.max() <= 0):
-            continue
         values.append(_ndcg(truth, ranked.scores[items], k) if metric == "ndcg" else _rho(truth, ranked.scores[items]))
         samples.append(ranked.sample[items[0]])
-    if not values:
-        raise NotMeasurableError("no query has two items with different labels, so there is nothing to rank")
     of_query, first = np.array(values), np.array(samples)
 
     def of(weights: F64) -> F64:
@@ -121,6 +143,15 @@ def _by_query(metric: str, ranked: _Ranked, k: int) -> Score:
     answers = np.zeros(ranked.count)
     answers[first] = of_query
     return Score(float(of_query.mean()), of, None, answers, worst / ranked.count, FAR * worst)
+
+
+def _with_order(metric: str, ranked: _Ranked) -> list[NDArray[np.int64]]:
+    """The items of each query whose labels have an order, and for ndcg a relevant item."""
+    lists = [items for items in ranked.lists() if np.ptp(ranked.truth[items]) > 0]
+    lists = [items for items in lists if metric != "ndcg" or ranked.truth[items].max() > 0]
+    if not lists:
+        raise NotMeasurableError("no query has two items with different labels, so there is nothing to rank")
+    return lists
 
 
 def _ndcg(truth: F64, scores: F64, k: int) -> float:

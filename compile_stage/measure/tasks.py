@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from compile_stage.core.records import Gate
 from compile_stage.measure.calibration import ece
-from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_ranks
+from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_order, demand_ranks
 from compile_stage.measure.classes import SUM_SLACK, is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
 from compile_stage.measure.label_needs import RANKINGS, labels_problem, missing_labels
-from compile_stage.measure.ranking import ranking
+from compile_stage.measure.ranking import ranked_lists, ranking
 from compile_stage.measure.skewed_means import Means, mean_of
 from compile_stage.measure.stats import Statistic
 from compile_stage.measure.task_intervals import (
@@ -82,6 +82,7 @@ def measure_task(
     problem = labels_problem(gate.metric, truth, gate.options, queries=groups is not None) or missing_labels(truth)
     if problem:
         raise NotMeasurableError(problem)
+    _demand_answers(gate.metric, np.asarray(b))
     own = _score(gate.metric, truth, np.asarray(a), np.asarray(b), gate.options, groups)
     base = _score(gate.metric, truth, np.asarray(b), np.asarray(b), gate.options, groups)
     sign = 1.0 if HIGHER_IS_BETTER[gate.metric] else -1.0
@@ -90,6 +91,12 @@ def measure_task(
     note = _beside_chance(gate, base.value, truth, np.asarray(b), groups) if kind is not None else ""
     if of_no_use(gate.metric, base.value):
         raise NotMeasurableError(f"the original's own {gate.metric} is {base.value:.4g}: {_NO_USE[gate.metric]}")
+
+    if kind == "max_drop" and gate.metric in _AT_LEAST_0 and gate.limit >= base.value:
+        raise NotMeasurableError(
+            f"the original's own {gate.metric} is {base.value:.4g}, so the limit of {gate.limit:g} lets one pass that "
+            "gets nothing right: give a smaller one, or max_relative_drop"
+        )
 
     def compared(cand: F64, ref: F64) -> F64:
         if kind is None:
@@ -103,7 +110,9 @@ def measure_task(
 
     value = float(compared(np.array(own.value), np.array(base.value)))
     if np.isnan(value):
-        raise NotMeasurableError(f"the {gate.metric} of the baseline is {base.value:.6g}, of which there is no share")
+        raise NotMeasurableError(
+            f"the {gate.metric} of the baseline is {base.value:.6g}, of which there is no share: limit it by max_drop"
+        )
     interval = None
     if gate.confidence is not None:
         wanted = Wanted(gate=gate, seed=seed, groups=groups)
@@ -129,8 +138,27 @@ def _beside_chance(gate: Gate, value: float, truth: Array, output: Array, groups
         return demand_fit(metric, scores.codes, scores.logs.argmax(axis=1), scores.logs, groups)
     if metric in NUMBERS:
         demand_less_than_constant(metric, value, truth.reshape(len(truth), -1).astype(np.float64))
+    if metric in RANKINGS:
+        flat = output[:, 0] if output.ndim == 2 and output.shape[1] == 1 else output
+        demand_order(metric, value, ranked_lists(metric, truth, flat, gate.options, groups), groups)
     return ""
 
+
+def _demand_answers(metric: str, output: Array) -> None:
+    """Raise NotMeasurableError where some of the original's answers are no numbers that the metric can be taken of."""
+    if output.dtype.kind != "f" or metric not in (*_OF_SCORES, *NUMBERS):
+        return
+    # An infinite score is a class that is masked, or certain.
+    wrong = (np.isnan(output) if metric in _OF_SCORES else ~np.isfinite(output)).reshape(len(output), -1).any(axis=1)
+    if wrong.any():
+        raise NotMeasurableError(
+            f"the original's answers to {int(wrong.sum())} of {len(output)} samples are NaN or infinite (the first is "
+            f"that to sample {int(wrong.argmax())}): leave these samples out of the validation data"
+        )
+
+
+_AT_LEAST_0 = ("accuracy", "f1", "roc_auc", "ndcg", "coco_map")
+"""What nothing can lose more of than the original has."""
 
 _NO_USE = {
     "f1": "no sample of its class is found, so that none could be lost",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compile_stage.core.records import Check, Gate, Outcome
+from compile_stage.core.records import Check, Gate, JsonMap, Outcome
 from compile_stage.measure.metrics import ComparedSamples, check_outputs
+from compile_stage.measure.ranking import ranked_lists, ranking
 
 Array = np.ndarray[Any, Any]
 N = 500
@@ -21,9 +23,11 @@ GUESS = TARGET + RANDOM.normal(0, 2, N)
 OF_CLASSES = ("accuracy", "f1", "class_recall", "roc_auc", "log_loss", "ece")
 
 
-def check(metric: str, answers: Array, labels: Array, groups: Array | None = None) -> Check:
+def check(
+    metric: str, answers: Array, labels: Array, groups: Array | None = None, options: JsonMap | None = None
+) -> Check:
     """Of a candidate that answers as the original does."""
-    gate = Gate(metric=metric, limit=0.5, direction="at_most", options={"drop": "max_drop"})
+    gate = Gate(metric=metric, limit=0.3, direction="at_most", options={"drop": "max_drop", **(options or {})})
     samples = ComparedSamples(min_samples=1, real=True, labels=labels, groups=groups)
     checks = check_outputs((gate,), {"y": answers}, {"y": answers}, samples, batch_size=1, seed=0)
     return next(found for found in checks if found.gate is gate)
@@ -52,6 +56,77 @@ def test_an_original_that_is_no_better_than_one_constant_answer_has_nothing_to_l
         assert found.outcome is Outcome.NOT_RUN, found.reason
         assert "one constant answer would have" in found.reason
         assert found.reason.endswith(f"correct data.validation.labels, or say {metric}: null")
+
+
+QUERIES = np.arange(N) // 10
+RANKINGS: tuple[tuple[str, Array, Array, JsonMap, Array | None], ...] = (
+    ("spearman", GUESS, TARGET, {}, None),
+    ("spearman", GUESS, TARGET, {"per_query": True}, QUERIES),
+    ("ndcg", np.round(GUESS / 8), np.digitize(TARGET, [48, 55]), {"k": 3}, QUERIES),
+    ("ndcg", GUESS.reshape(-1, 10), np.digitize(TARGET, [40, 48, 55]).reshape(-1, 10) - 1, {}, None),
+)
+
+
+@pytest.mark.parametrize(("metric", "scores", "labels", "options", "groups"), RANKINGS)
+def test_labels_of_other_samples_rank_nothing(
+    metric: str, scores: Array, labels: Array, options: JsonMap, groups: Array | None
+) -> None:
+    """Broken: half of all labels in another order correlate a little above 0 with the scores, or give random lists an
+    nDCG of 0.6; then an artifact with scores of its own passes."""
+    assert check(metric, scores, labels, groups, options).outcome is Outcome.PASS
+    generator, passed = np.random.default_rng(3), 0
+    for _ in range(20):
+        other = generator.permutation(labels.ravel()).reshape(labels.shape)
+        found = check(metric, scores, other, groups, options)
+        passed += found.outcome is Outcome.PASS
+    assert passed <= 1
+    assert "so many samples can't tell from chance" in found.reason
+
+
+def test_scores_of_the_embeddings_of_pairs_have_each_pair_once() -> None:
+    """Broken: 250 pairs of texts count as 250 items of one group, or as 500 samples."""
+    pairs, angles = np.arange(N) // 2, RANDOM.uniform(0.2, 1.4, N // 2)
+    texts = np.zeros((N, 2))
+    texts[::2, 0], texts[1::2] = 1, np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    labels = np.repeat(np.cos(angles) + RANDOM.normal(0, 0.3, N // 2), 2)
+    assert check("spearman", texts, labels, pairs).outcome is Outcome.PASS
+    found = check("spearman", texts, np.roll(labels, 2), pairs)
+    assert found.outcome is Outcome.NOT_RUN, found.reason
+
+
+@pytest.mark.parametrize(("metric", "scores", "labels", "options", "groups"), RANKINGS)
+def test_a_ranking_as_a_sum_over_items_is_the_librarys_number(
+    metric: str, scores: Array, labels: Array, options: JsonMap, groups: Array | None
+) -> None:
+    """Broken: chance would be that of another number than the one in the report."""
+    lists = ranked_lists(metric, labels, scores, options, groups)
+    expected = ranking(metric, labels, scores, options, groups).value
+    assert np.mean([gains @ counts for gains, counts in lists]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_limit_as_large_as_the_originals_own_score_proves_nothing() -> None:
+    """Broken: of a detector or classifier that is right in 1 % (boxes or classes in another order), one without a right
+    answer holds a limit of 0.01."""
+    labels = np.arange(N) % 100
+    own = np.where(np.arange(N) < 20, labels, (labels + 1) % 100)
+    gate = Gate(metric="accuracy", limit=0.05, direction="at_most", options={"drop": "max_drop"})
+    samples = ComparedSamples(min_samples=1, real=True, labels=labels)
+    for limit, outcome in ((0.05, Outcome.NOT_RUN), (0.03, Outcome.FAIL)):
+        gate = replace(gate, limit=limit)
+        checks = check_outputs((gate,), {"y": (labels + 1) % 100}, {"y": own}, samples, batch_size=1, seed=0)
+        found = next(one for one in checks if one.gate is gate)
+        assert found.outcome is outcome, found.reason
+        assert outcome is Outcome.FAIL or found.reason.endswith("give a smaller one, or max_relative_drop")
+
+
+@pytest.mark.parametrize(("metric", "answers", "labels"), [("mae", GUESS, TARGET), ("roc_auc", SCORES, TRUTH)])
+def test_answers_that_are_nan_are_named(metric: str, answers: Array, labels: Array) -> None:
+    """Broken: "Input contains NaN", and nobody knows which input, or what to do."""
+    answers = answers.copy()
+    answers[7] = np.nan
+    found = check(metric, answers, labels)
+    assert found.outcome is Outcome.NOT_RUN
+    assert "answers to 1 of 500 samples are NaN or infinite (the first is that to sample 7): leave" in found.reason
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "class_recall"])
