@@ -17,6 +17,8 @@ def statistics(page: Page) -> None:
     speedups(page, [figure for figure in figures if figure.row["question"] == "speedup"])
     two_speeds(page, [figure for figure in figures if figure.row["question"] == "speeds"])
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
+    if of_groups := [figure for figure in figures if figure.row["question"] == "groups"]:
+        groups(page, of_groups)
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
     undecided(page, [figure for figure in figures if figure.row["question"] == "undecided"])
     if found := [figure for figure in figures if figure.row["question"] == "served"]:
@@ -62,6 +64,25 @@ def accuracy(page: Page, figures: list[Figure]) -> None:
             f"{row['changes']:.0%}",
             percent(row, "passes"),
             percent(row, "before_passes"),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def groups(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "groups", "their sizes", "loses", "gains", "alike within a group", "at its limit passes",
+        "sizes not looked at", "half of the limit passes", "sizes not looked at",
+    ]  # fmt: skip
+    rows = [
+        [
+            str(row["number"]),
+            row["sizes"],
+            f"{row['loses']:.0%}",
+            f"{row['gains']:.0%}",
+            f"{row['alike']:g}",
+            *(percent(row, key) for key in ("at", "by_groups_at", "half", "by_groups_half")),
         ]
         for row in (figure.row for figure in figures)
     ]

@@ -20,6 +20,11 @@ Seeded: the same figures on every machine.
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
+- **Groups**: an artifact exactly at the limit, and one with half of it, of samples in groups: of one size (10), or of
+  sizes with a tail (lognormal, or Pareto with the power 1.2, at most 400). Answers change as often as `loses` and
+  `gains` say on average, and alike within a group by the correlation `alike` (beta-binomial), but for a tenth that both
+  models answer wrongly. Beside it the number of independent samples by how groups differ alone (`by_groups`), as until
+  commit 9bb36c0.
 - **Two speeds**: two models of the same speed beside a neighbour that works for a share `duty` of each period, and
   then halves the speed of both, with calls of 20 ms. Beside the stage's interval the one that it had until commit
   fc88241.
@@ -59,6 +64,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from scipy.special import stdtrit
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
@@ -66,9 +72,11 @@ import queues  # noqa: E402
 import results  # noqa: E402
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
-from compile_stage.measure import own_metric, served_load, stats, tokens  # noqa: E402
+from compile_stage.measure import own_metric, served_load, stats, task_intervals, tokens  # noqa: E402
+from compile_stage.measure.elementwise import NotMeasurableError  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance, is_too_uncertain  # noqa: E402
+from compile_stage.measure.proportions import FEW_CHANGES  # noqa: E402
 from compile_stage.measure.restarts import (  # noqa: E402
     AGREEING_SHARE,
     LEAST_HALF_WIDTHS,
@@ -88,6 +96,7 @@ MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
 SLOWER = 1.03
 NOISY, NOISY_ROUNDS = 0.06, 30
 TURN_S, REST_S, CALL_S = 0.04, 0.02, 0.02
+BOTH_WRONG = 0.1
 MEASURE_S, RESTART_S, ROUND_S = 60.0, 6.0, 0.35
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 
@@ -337,6 +346,59 @@ def drop_passes(
         result = measure(gate, own, base, truth, seed=trial, **known)
         passed += result.interval.high <= gate.limit + 1e-12
     return passed / trials
+
+
+def groups_cell(
+    sizes: str, number: int, loses: float, gains: float, alike: float, trials: int, *, by_groups: bool
+) -> dict[str, float]:
+    """How often an artifact passes that loses exactly the limit, and one that loses half of it."""
+    generator = np.random.default_rng([len(sizes), number, int(1000 * loses), int(1000 * gains), int(100 * alike)])
+    passed = dict.fromkeys(("at", "half"), 0)
+
+    def shares(mean: float) -> np.ndarray:
+        more = (1 - alike) / alike
+        return generator.beta(mean * more, (1 - mean) * more, number) if mean else np.zeros(number)
+
+    with patch.object(task_intervals, "effective_share", without_sizes) if by_groups else nullcontext():
+        for trial in range(trials):
+            groups = np.repeat(np.arange(number), group_sizes(sizes, number, generator))
+            lost, gained, fate = shares(loses)[groups], shares(gains)[groups], generator.random(len(groups))
+            truth = generator.integers(0, 2, len(groups))
+            both = generator.random(len(groups)) < BOTH_WRONG
+            own, base = truth ^ (both | (fate < lost)), truth ^ (both | ((fate >= lost) & (fate > 1 - gained)))
+            for name, times in (("at", 1), ("half", 2)):
+                gate = Gate(
+                    metric="accuracy", limit=times * (1 - BOTH_WRONG) * (loses - gains), direction="at_most",
+                    confidence=0.95, options={"drop": "max_drop"},
+                )  # fmt: skip
+                try:
+                    result = measure_task(gate, own, base, truth, seed=trial, groups=groups)
+                except NotMeasurableError:  # of a few large groups the original's own answers are not known well enough
+                    continue
+                passed[name] += result.interval is not None and result.interval.high <= gate.limit + 1e-12
+    return {name: count / trials for name, count in passed.items()}
+
+
+def group_sizes(sizes: str, number: int, generator: np.random.Generator) -> np.ndarray:
+    """`[number]` sizes of groups."""
+    if sizes == "equal":
+        return np.full(number, 10)
+    if sizes == "lognormal":
+        return np.maximum(1, np.round(8 * np.exp(generator.standard_normal(number)))).astype(np.int64)
+    return np.clip(np.round(3 * (generator.pareto(1.2, number) + 1)), 1, 400).astype(np.int64)
+
+
+def without_sizes(values: np.ndarray, groups: np.ndarray | None, confidence: float = 0.95) -> float:
+    """`proportions.effective_share` as it was until commit 9bb36c0."""
+    if groups is None:
+        return 1.0
+    sizes, off = np.bincount(groups), values - values.mean()
+    count, number = len(values), len(sizes)
+    if len(np.unique(groups[values != np.median(values)])) < FEW_CHANGES:
+        return count / float(np.sum(sizes**2))
+    by_groups = float(np.sum(np.bincount(groups, weights=off) ** 2)) * number / (number - 1)
+    wider = float(stdtrit(number - 1, confidence)) / float(stdtrit(np.inf, confidence))
+    return 1 / (max(by_groups / (float(np.sum(off**2)) * count / (count - 1)), 1.0) * wider**2)
 
 
 # ------------------------------------------------------------------------------------------------------------------ p95
@@ -598,6 +660,17 @@ def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     return rows
 
 
+def groups_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [
+        {"sizes": sizes, "number": number, "loses": loses, "gains": gains, "alike": alike}
+        for sizes in ("equal", "lognormal", "pareto")
+        for number in (50, 100, 150)
+        for loses, gains in ((0.05, 0.0), (0.1, 0.02))
+        for alike in (0.1, 0.5)
+    ]
+    return paired_rows("groups", cells, groups_cell, trials, "by_groups")
+
+
 def speeds_rows(trials: int) -> list[dict[str, Any]]:
     cells = [{"period_s": period_s, "duty": duty} for period_s in (0.1, 0.12, 0.5) for duty in (0.3, 0.5, 0.7)]
     return paired_rows("speeds", cells, speeds_cell, trials, "centred")
@@ -716,8 +789,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "accuracy", "p95", "undecided", "served", "perplexity", "own",
-        "tokens",
+        "speedup", "starts", "allocation", "speeds", "accuracy", "groups", "p95", "undecided", "served", "perplexity",
+        "own", "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -735,6 +808,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += speeds_rows(max(50, options.trials // 5))
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
+        if options.question in (None, "groups"):
+            record.rows += groups_rows(options.trials)
         if options.question in (None, "p95"):
             record.rows += p95_rows(options.trials)
         if options.question in (None, "undecided"):
