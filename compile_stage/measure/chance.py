@@ -69,6 +69,13 @@ def demand_fit(
             f"the original is right in {right.mean():.4g} of its answers, and {by_chance:.4g} would be by chance: it "
             "hardly tells the classes apart on these samples, so these labels show little"
         )
+    if beyond > _SIGMAS:
+        raise NotMeasurableError(
+            f"the original is right in {right.mean():.4g} of its answers, and {by_chance:.4g} would be by chance, "
+            "which these groups of samples (data.groups) can't tell apart: they show as much as "
+            f"{share * count:.3g} independent samples; validate on more groups, none of them much larger than "
+            f"the others, or say {metric}: null"
+        )
     raise NotMeasurableError(
         f"the original is right in {right.mean():.4g} of its answers, and {by_chance:.4g} would be by chance, so "
         "there is nothing to lose: the labels are those of other samples, or are coded otherwise; "

@@ -241,6 +241,15 @@ def test_samples_of_one_group_do_not_make_chance_look_like_knowledge() -> None:
     assert check("accuracy", own, labels, groups).outcome is Outcome.NOT_RUN
 
 
+def test_of_groups_that_are_too_few_it_is_not_said_that_the_labels_are_wrong() -> None:
+    """Broken: an original that is always right, of samples nine tenths of which are one customer's, "has the labels of
+    other samples", and its owner looks for a mistake in them."""
+    groups = np.maximum(np.arange(N) - 450, 0)
+    found = check("accuracy", TRUTH % 2, TRUTH % 2, groups)
+    assert found.outcome is Outcome.NOT_RUN, found.reason
+    assert "can't tell apart: they show as much as 1.23 independent samples; validate on more groups" in found.reason
+
+
 def test_what_a_candidate_reaches_by_itself_needs_no_original() -> None:
     """Broken: `accuracy: {min: 0.9}` of a candidate that reaches it would not be judged where the original does not."""
     gate = Gate(metric="accuracy", limit=0.9, direction="at_least")
