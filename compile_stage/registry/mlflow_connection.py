@@ -49,6 +49,7 @@ _FIRST_PATIENCE_S = 5.0  # a wrong address stays wrong; a lost request gets five
 _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
+_NO_JSON = re.compile(r"not in a valid JSON format|\(char \d+\)$")  # as MLflow and Python's json say it
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = (
@@ -58,6 +59,11 @@ _UNREACHABLE_FIX = (
 _BUSY_FIX = (
     "wait for the program that is writing to the database, or end it, then run again; what is finished is kept. A "
     "tracking server takes several writers"
+)
+_NO_JSON_SAID = "what came in place of the server's answer is no JSON"
+_NO_JSON_FIX = (
+    "look at what is in front of the server: a log-in page answers in its place (set an account or a token that needs "
+    "no page), or a proxy cuts its answers short. Then run again; what is finished is kept"
 )
 _ACCOUNT = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _LOGIN_FIX = f"set {_ACCOUNT}, of an account with the rights"
@@ -312,6 +318,8 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
 
 
 def _fix_for(problem: str) -> str:
+    if problem.endswith(_NO_JSON_SAID) or _NO_JSON.search(problem):
+        return _NO_JSON_FIX
     return _BUSY_FIX if _BUSY_DATABASE in problem else _UNREACHABLE_FIX
 
 
@@ -352,6 +360,8 @@ def _unusable_package(error: ImportError, place: str) -> RegistryError:
 
 def _short_network(text: str) -> str:
     """The innermost cause of a nested network message (`... Connection refused`)."""
+    if _NO_JSON.search(text):  # a page is not shown: it may hold anything
+        return _NO_JSON_SAID
     for cause in (
         "Connection refused",
         "Name or service not known",

@@ -492,6 +492,23 @@ def test_a_password_within_a_message_of_mlflow_is_never_printed() -> None:
         assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("of_a_file", [False, True])
+def test_a_log_in_page_in_place_of_an_answer_is_said(of_a_file: bool) -> None:
+    """Broken: the message is `Expecting value: line 1 column 1 (char 0)`, or holds the page, and the advice is to look
+    whether a server runs that does."""
+    import requests
+    from mlflow.utils.rest_utils import verify_rest_response
+
+    from compile_stage.registry.mlflow_retries import UnreachableError
+
+    answer = requests.Response()
+    answer.status_code, answer._content = 200, b"<html><form>Log in</form></html>"
+    with pytest.raises(UnreachableError, match="is no JSON") as caught, trouble("the registry"):
+        answer.json() if of_a_file else verify_rest_response(answer, "/api/2.0/mlflow/model-versions/get")
+    assert "log-in page" in caught.value.fix
+    assert "<form>" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("status", "named"), [(413, "client_max_body_size"), (403, "MLFLOW_TRACKING_TOKEN")])
 def test_a_refused_upload_is_not_taken_for_a_server_that_is_gone(status: int, named: str) -> None:
     """Broken: an upload that a proxy finds too large would be repeated for minutes, and end in the advice to look at
