@@ -68,7 +68,7 @@ class LocalExecutor(Executor):
         threading.Thread(target=self._watch, args=(lease, process, folder), daemon=True).start()
 
     def _watch(self, lease: Lease, process: subprocess.Popen[bytes], folder: Path) -> None:
-        began = time.time()
+        began = time.monotonic()
         process.wait()
         self._events.put(ended_in(folder, lease, began))
 
@@ -104,12 +104,12 @@ class LocalExecutor(Executor):
 
 
 def ended_in(folder: Path, lease: Lease, began: float, node: str = "") -> Ended:
-    """How an attempt ended, by the file that it left."""
+    """How an attempt ended, by the file that it left; `began` is of `time.monotonic`."""
     try:
         left = json.loads((folder / EXIT_FILE).read_text(encoding="utf-8"))
-        code, seconds = int(left["exit_code"]), float(left["ended_at"]) - float(left["started_at"])
+        code, seconds = int(left["exit_code"]), float(left["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
-        return Ended(lease, None, time.time() - began, "its process was killed", node)
+        return Ended(lease, None, time.monotonic() - began, "its process was killed", node)
     if code < 0:
         return Ended(lease, None, seconds, f"its process was ended by signal {-code}", node)
     return Ended(lease, code, seconds, problem_of(folder), node)

@@ -83,7 +83,7 @@ class RayExecutor(LocalExecutor):
         command = self._work.command(row, folder / "result")[1:]  # without the interpreter, which is the node's own
         arguments = {"folder": str(folder), "command": command}
         future = self._pool.submit(f"{__name__}:attempt", arguments, self._needs_of(row), name=str(row.id))
-        future.add_done_callback(partial(self._done, lease, folder, time.time()))
+        future.add_done_callback(partial(self._done, lease, folder, time.monotonic()))
 
     def _needs_of(self, row: JobRow) -> Needs:
         """With the hardware that the job is for, so that it is proven and measured there; where no node has it, any
@@ -101,9 +101,9 @@ class RayExecutor(LocalExecutor):
             left = future.result()
             _bring(left, folder)
         except CompileStageError as error:
-            self._events.put(Ended(lease, None, time.time() - began, error.problem))
+            self._events.put(Ended(lease, None, time.monotonic() - began, error.problem))
         except Exception as error:  # noqa: BLE001 - whatever Ray or a disk makes of one job, the others go on
-            self._events.put(Ended(lease, None, time.time() - began, f"{type(error).__name__}: {error}"))
+            self._events.put(Ended(lease, None, time.monotonic() - began, f"{type(error).__name__}: {error}"))
         else:
             self._events.put(ended_in(folder, lease, began, left["node"]))
 

@@ -79,7 +79,7 @@ class Worker:
             self._queue.ended(job, EXIT_OK, 0.0, "not asked for any more: promoted by hand, or no longer approved")
             return
         _log.info("job %d, attempt %d: %s", job.id, job.attempt, " ".join(command))
-        started = time.time()
+        started = time.monotonic()
         # A session of its own: Ctrl-C at the terminal is the service's, which then stops it in its own way.
         wrapper = [sys.executable, "-m", "compile_stage.core.attempt", str(folder), *command]
         alerts_as = next(iter(self._settings.secrets), "") if job.kind == "requalify" else None
@@ -124,10 +124,10 @@ class Worker:
     def _record(self, job: Job, folder: Path, started: float) -> None:
         try:
             outcome = json.loads((folder / EXIT_FILE).read_text(encoding="utf-8"))
-            code, seconds = int(outcome["exit_code"]), outcome["ended_at"] - outcome["started_at"]
+            code, seconds = int(outcome["exit_code"]), outcome["seconds"]
             ended_at = outcome["ended_at"]
         except (OSError, ValueError, KeyError, TypeError):
-            code, seconds, ended_at = None, time.time() - started, time.time()
+            code, seconds, ended_at = None, time.monotonic() - started, time.time()
         if self.interrupt.is_set() and code in (EXIT_INTERRUPTED, -signal.SIGINT, None):
             self._queue.release(job)
             return

@@ -87,7 +87,7 @@ def test_what_a_node_left_is_brought_home(tmp_path: Path) -> None:
     _bring(left, here)
     assert (here / "result" / "result.json").read_text() == "{}"
     assert "hello" in (here / "log.txt").read_text()
-    ended = ended_in(here, Lease(1, 1, "ray"), time.time(), left["node"])
+    ended = ended_in(here, Lease(1, 1, "ray"), time.monotonic(), left["node"])
     assert (ended.exit_code, ended.node) == (0, left["node"])
     assert attempt(None, str(there), ["-c", "raise SystemExit(9)"]) == left  # type: ignore[arg-type]
 

@@ -82,6 +82,24 @@ def test_an_attempt_that_is_started_twice_runs_once(
     assert json.loads((tmp_path / "job" / "1" / "exit.json").read_text())["exit_code"] == 7
 
 
+def test_a_clock_that_is_set_meanwhile_makes_no_attempt_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: one step of a machine's clock would use up the budget of a fleet, or give it back more than it had, and
+    a histogram of the service's metrics would sink."""
+    from compile_stage.core import attempt
+    from compile_stage.fleet.local import ended_in
+    from compile_stage.fleet.scheduler import Lease
+
+    clock = iter((1e9, 1e9 - 86400))
+    monkeypatch.setattr(attempt.signal, "signal", lambda *_: None)  # `main` takes over what ends its process
+    monkeypatch.setattr(attempt.time, "time", lambda: next(clock, 1e9 - 86400))
+    folder = tmp_path / "job" / "1"
+    folder.mkdir(parents=True)
+    attempt.main(folder, [sys.executable, "-c", "pass"])
+    ended = ended_in(folder, Lease(1, 1, ""), time.monotonic())
+    assert ended.exit_code == 0
+    assert 0 < ended.seconds < PATIENCE_S
+
+
 def test_what_follows_a_killed_attempt_waits_for_its_command(
     attempt: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
