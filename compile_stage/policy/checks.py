@@ -21,8 +21,9 @@ from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.values import SHIPPED_PRECISIONS
 
-# What MLflow takes in no name of a registered model.
-_UNNAMEABLE = re.compile(r"[/:\x00-\x1f\x7f]")
+# What registries take in no name of a registered model, and `registry.model_files.check_name`.
+_UNNAMEABLE = re.compile(r"[/:@'\"`\\%\x00-\x1f\x7f]")
+_LONGEST_NAME = 250
 # What MLflow takes as an alias; `latest` and `v1` mean something else to it.
 _ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[A-Za-z0-9_-]+\Z")
 
@@ -320,8 +321,11 @@ def _published_name(tree: Node, path: Path) -> Iterator[Problem]:
     if node is not None and isinstance(node.value, str) and (wrong := _UNNAMEABLE.search(node.value)):
         message = f"{node.value!r} can't be the name of a registered model: it holds {wrong[0]!r}"
         yield Problem(
-            node.place, show_path(path), message, "a name without `/`, `:` and control characters", code=Code.WRONG_NAME
+            node.place, show_path(path), message, "use letters, digits, blanks and . _ -", code=Code.WRONG_NAME
         )
+    if node is not None and isinstance(node.value, str) and len(node.value) > _LONGEST_NAME:
+        message = f"it has {len(node.value)} characters, and a registered model's name at most {_LONGEST_NAME}"
+        yield Problem(node.place, show_path(path), message, "use a shorter one", code=Code.WRONG_NAME)
 
 
 def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:

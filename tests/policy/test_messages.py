@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 
 import pytest
 
+from compile_stage.core.errors import RegistryError
 from compile_stage.policy.load import read_policy
+from compile_stage.registry.model_files import _NAME_FORBIDS, check_name
 
 TODAY = date(2026, 6, 1)
 TARGET = "targets: {t: {}}\n"
@@ -547,3 +550,12 @@ def test_a_null_that_is_written_out_takes_a_limit_away(write) -> None:
     text = "targets: {t: {}}\nperformance: {min_speedup: null}\ntolerances: {int8: {cosine: ~}, fp16: Null}\n"
     assert not read_policy(write(text)).problems
     assert not read_policy(write("targets: {t: {}}\n"), ["tolerances.int8.cosine=null"]).problems
+
+
+@pytest.mark.parametrize("name", [*(f"a{sign}b" for sign in sorted(_NAME_FORBIDS)), "n" * 251])
+def test_a_name_that_publication_refuses_is_said_by_lint(write, name: str) -> None:
+    """Broken: a run compiles, proves and measures everything, and only then is told that it can't be published."""
+    with pytest.raises(RegistryError):
+        check_name(name)
+    (problem,) = said(write(TARGET + f"publish: {{name: {json.dumps(name)}}}"))
+    assert ": publish.name: " in problem
