@@ -137,8 +137,8 @@ def collect_cache(
     """
     if max_age_days is None and max_gb is None:
         raise UsageError("nothing says what may go", fix="give --max-age, --max-gb or both")
-    if min(value for value in (max_age_days, max_gb) if value is not None) < 0:
-        raise UsageError("a bound is negative", fix="give a number from 0")
+    if not all(value >= 0 for value in (max_age_days, max_gb) if value is not None):  # nan is below nothing
+        raise UsageError("a bound is negative, or no number", fix="give a number from 0")
     oldest = time.time() - max_age_days * _DAY_S if max_age_days is not None else 0.0
     limit = max_gb * 1e9 if max_gb is not None else float("inf")
     if shared is not None:

@@ -14,10 +14,12 @@ import pytest
 from factories import POLICY_TEXT
 
 import compile_stage.cache_keys as cache_keys
+from compile_stage import api
 from compile_stage.cache_keys import CacheKey, cache_key, toolchains_key
 from compile_stage.cli.main import main
 from compile_stage.core import plugins
 from compile_stage.core.cache import Cache, cache_root
+from compile_stage.core.errors import UsageError
 from compile_stage.core.shared_cache import SecretSeal, SharedCache
 from compile_stage.core.shared_store import open_store
 from compile_stage.policy.load import load_policy
@@ -212,3 +214,10 @@ def test_a_shared_cache_that_is_not_named_is_asked_for(
     monkeypatch.delenv("COMPILE_STAGE_SHARED_CACHE", raising=False)
     assert ended("ls", "--shared") == 2
     assert "COMPILE_STAGE_SHARED_CACHE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", [-1.0, float("nan")])
+def test_a_bound_that_is_no_number_from_0_deletes_nothing(bound: float) -> None:
+    """Broken: a script whose division went wrong empties the shared cache: nothing is larger than nan."""
+    with pytest.raises(UsageError, match="a bound is negative, or no number"):
+        api.collect_cache(max_gb=bound)
