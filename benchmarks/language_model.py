@@ -104,8 +104,10 @@ def genai(folder: Path, precision: str) -> Write:
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-m", str(folder / "hf"), "-o", str(into)]
     own = ["-p", precision.partition("-")[0], "-e", "cpu"]
     if precision in BLOCKS:
-        own += ["--extra_options", f"int4_block_size={BLOCKS[precision]}"]
+        own += ["--extra_options", f"block_size={BLOCKS[precision]}"]
     subprocess.run([*command, *own], check=True, capture_output=True)
+    if precision in BLOCKS and _block_sizes(into / "model.onnx") != {BLOCKS[precision]}:
+        raise RuntimeError(f"onnxruntime-genai did not take block_size={BLOCKS[precision]}")
     settings = json.loads((into / "genai_config.json").read_text())
     settings["model"]["decoder"]["session_options"]["intra_op_num_threads"] = 1
     (into / "genai_config.json").write_text(json.dumps(settings))
@@ -121,6 +123,15 @@ def genai(folder: Path, precision: str) -> Write:
         return [int(token) for token in generator.get_sequence(0)[PROMPT:]]
 
     return write
+
+
+def _block_sizes(graph: Path) -> set[int]:
+    """Of all matrices in 4 bits."""
+    import onnx
+
+    nodes = onnx.load(graph, load_external_data=False).graph.node
+    sizes = [one.i for node in nodes for one in node.attribute if one.name == "block_size"]
+    return set(sizes)
 
 
 def rounds(writers: dict[str, Write], ids: np.ndarray, count: int) -> dict[str, list[tuple[float, float]]]:
