@@ -225,11 +225,13 @@ def _refuse_other_columns(estimator: Any, source: SourceModel) -> str | None:
     if logged is None or features is None or len(logged) == int(features):
         return None
     fitted = _fitted_names(estimator)
-    lacks = ", ".join(repr(name) for name in [name for name in fitted if name not in logged][:5])
+    lacks = [name for name in fitted if name not in logged]
+    more = [name for name in logged if name not in fitted] if fitted else []
+    named = [f"{word} {', '.join(map(repr, of[:5]))}" for word, of in (("lacks", lacks), ("also has", more)) if of]
+    which = f" (the signature {' and '.join(named)})" if named else ""
     return (
-        f"its signature has {len(logged)} columns, and it was fitted on {features}"
-        f"{f' (the signature lacks {lacks})' if lacks else ''}, all of which a compiled model takes: log it with the "
-        "signature of the data frame that it was fitted on, or fit it on the signature's columns alone"
+        f"its signature has {len(logged)} columns, and a compiled model takes the {features} of the fit{which}: log it "
+        "with the signature of the data frame that it was fitted on, or fit it on the signature's columns alone"
     )
 
 

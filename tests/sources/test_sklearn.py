@@ -501,8 +501,14 @@ def test_a_signature_of_columns_in_another_order_than_the_fit_is_refused(
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        (lambda frame: frame[COLUMNS[:8]], "its signature has 8 columns, and it was fitted on 30 (the signature lacks"),
-        (lambda frame: frame.assign(other=1.0), "its signature has 31 columns, and it was fitted on 30, all of which"),
+        (
+            lambda frame: frame[COLUMNS[:8]],
+            "its signature has 8 columns, and a compiled model takes the 30 of the fit (the signature lacks",
+        ),
+        (
+            lambda frame: frame.assign(other=1.0),
+            "its signature has 31 columns, and a compiled model takes the 30 of the fit (the signature also has 'other')",
+        ),
     ],
 )
 def test_a_signature_without_the_columns_that_are_dropped_is_refused(
