@@ -8,12 +8,12 @@ one. PyTorch's guard around the Softmax may be there, or what the graph rewrite 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compile_stage.core.generation import cache_specs, present_of
 from compile_stage.core.tensors import Signature
-from compile_stage.precision.onnx_graph import constant_tensor
-from compile_stage.precision.wiring import attribute, constant_weights, is_standard, reads
+from compile_stage.precision.graph_editor import GraphEditor
+from compile_stage.precision.wiring import attribute, is_standard, reads
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -48,37 +48,27 @@ class Attention:
     answer: str
 
 
-class DecoderGraph:
+class DecoderGraph(GraphEditor):
     """A graph with a cache, and the attentions in it.
 
     Attributes:
-        nodes: In their order.
-        made_by: Tensor → the node that makes it.
-        outputs: Names of the graph's outputs.
         attentions: Of all layers; none where one layer's can't be replaced.
     """
 
     def __init__(self, model: ModelProto, signature: Signature) -> None:
-        self.nodes = list(model.graph.node)
-        self.made_by = {name: node for node in self.nodes for name in node.output}
-        self.outputs = {value.name for value in model.graph.output}
+        super().__init__(model)
         self._signature = signature
-        self._weights = constant_weights(model.graph)
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
         self._past_of = {present_of(spec.name): spec.name for spec in cache_specs(signature)}
         self.attentions = self._find()
 
     def rotated(self, name: str) -> tuple[str, str, str] | None:
         """x, cosines and sines [batch, tokens, size] of x · cos + (-second half of x, first half of x) · sin."""
         total = self.made_by.get(name)
-        if total is None or not is_op(total, "Add"):
+        if total is None or not self.is_op(total, "Add"):
             return None
         for at in (0, 1):
             plain, turned = (self.made_by.get(total.input[one]) for one in (at, 1 - at))
-            if plain is None or turned is None or not is_op(plain, "Mul") or not is_op(turned, "Mul"):
+            if plain is None or turned is None or not self.is_op(plain, "Mul") or not self.is_op(turned, "Mul"):
                 continue
             for x, cosines in (plain.input, plain.input[::-1]):
                 for halves, sines in (turned.input, turned.input[::-1]):
@@ -89,7 +79,7 @@ class DecoderGraph:
     def turned(self, name: str) -> tuple[str, str, str] | None:
         """As `rotated`, of whole heads, or of their first part alone: then cosines and sines are so much shorter."""
         joined = self.made_by.get(name)
-        if joined is None or not is_op(joined, "Concat") or len(joined.input) != 2:
+        if joined is None or not self.is_op(joined, "Concat") or len(joined.input) != 2:
             return self.rotated(name)
         first = self.rotated(joined.input[0])
         parts = [self.made_by.get(one) for one in (first[0], joined.input[1])] if first is not None else [None]
@@ -100,18 +90,18 @@ class DecoderGraph:
 
     def _turns(self, name: str, x: str) -> bool:
         halves = self.made_by.get(name)
-        if halves is None or not is_op(halves, "Concat") or len(halves.input) != 2:
+        if halves is None or not self.is_op(halves, "Concat") or len(halves.input) != 2:
             return False
         negated, first = (self.made_by.get(one) for one in halves.input)
-        if negated is None or first is None or not is_op(negated, "Neg") or not is_op(first, "Slice"):
+        if negated is None or first is None or not self.is_op(negated, "Neg") or not self.is_op(first, "Slice"):
             return False
         second = self.made_by.get(negated.input[0])
-        return second is not None and is_op(second, "Slice") and second.input[0] == first.input[0] == x
+        return second is not None and self.is_op(second, "Slice") and second.input[0] == first.input[0] == x
 
     def _angles(self, *names: str) -> tuple[str, str] | None:
         """Cosines and sines without their axis of heads."""
         made = [self.made_by.get(name) for name in names]
-        if any(one is None or not is_op(one, "Unsqueeze") for one in made):
+        if any(one is None or not self.is_op(one, "Unsqueeze") for one in made):
             return None
         cosines, sines = (str(one.input[0]) for one in made if one is not None)
         return cosines, sines
@@ -125,15 +115,15 @@ class DecoderGraph:
         return tuple(found) if whole else ()
 
     def _attention(self, product: NodeProto) -> Attention | None:
-        softmax = self._softmax_of(product) if is_op(product, "MatMul") else None
+        softmax = self._softmax_of(product) if self.is_op(product, "MatMul") else None
         value = self._cached(product.input[1]) if softmax is not None else None
         scores = self.made_by.get(softmax.input[0]) if softmax is not None else None
-        if softmax is None or value is None or scores is None or not is_op(scores, "Add"):
+        if softmax is None or value is None or scores is None or not self.is_op(scores, "Add"):
             return None
         for at in (0, 1):
             inner, scale, cap = self._uncapped(scores.input[at])
             matmul = self.made_by.get(inner)
-            window = self._window(scores.input[1 - at]) if is_op(matmul, "MatMul") else None
+            window = self._window(scores.input[1 - at]) if self.is_op(matmul, "MatMul") else None
             if window is None:
                 continue
             assert matmul is not None
@@ -147,17 +137,21 @@ class DecoderGraph:
     def _softmax_of(self, product: NodeProto) -> NodeProto | None:
         """What makes the weights of a product, its guard against rows without a key left aside."""
         made = self.made_by.get(product.input[0])
-        if is_op(made, "Where") and made is not None:
+        if self.is_op(made, "Where") and made is not None:
             guard, made = self.made_by.get(made.input[0]), self.made_by.get(made.input[2])
-            if not is_op(guard, "IsNaN") or guard is None or made is None or guard.input[0] not in made.output:
+            if not self.is_op(guard, "IsNaN") or guard is None or made is None or guard.input[0] not in made.output:
                 return None
-        return made if made is not None and is_op(made, "Softmax") and attribute(made, "axis", -1) in (-1, 3) else None
+        return (
+            made
+            if made is not None and self.is_op(made, "Softmax") and attribute(made, "axis", -1) in (-1, 3)
+            else None
+        )
 
     def _uncapped(self, name: str) -> tuple[str, float, float]:
         """Scores before they are scaled and capped, their scale, and the cap."""
         inner, factor = self._unscaled(name)
         made = self.made_by.get(inner)
-        if made is None or not is_op(made, "Tanh"):
+        if made is None or not self.is_op(made, "Tanh"):
             return inner, factor, 0.0
         inner, scale = self._unscaled(made.input[0])
         before, again = self._unscaled(inner)
@@ -169,7 +163,7 @@ class DecoderGraph:
         if made is None or made.op_type not in ("Mul", "Div") or not is_standard(made):
             return name, 1.0
         for at in (1, 0) if made.op_type == "Mul" else (1,):
-            number = self._constant(made.input[at])
+            number = self.constant(made.input[at])
             if number is not None and number.size == 1:
                 factor = float(number.item())
                 return made.input[1 - at], factor if made.op_type == "Mul" else 1 / factor
@@ -188,7 +182,7 @@ class DecoderGraph:
                 return None
             name = made.input[0]
         grown = self.made_by.get(name)
-        if not is_op(grown, "Concat") or grown is None or len(grown.input) != 2:
+        if not self.is_op(grown, "Concat") or grown is None or len(grown.input) != 2:
             return None
         if grown.input[0] != self._past_of[name] or attribute(grown, "axis", 0) not in (-2, 2):
             return None
@@ -196,21 +190,21 @@ class DecoderGraph:
 
     def _answer_of(self, name: str) -> str | None:
         """What [batch, heads, tokens, size] becomes as [batch, tokens, heads · size], where nothing else reads it."""
-        following = self._only_reader(name)
-        if is_op(following, "Mul") and following is not None:  # the factor 0 of queries without a key: there are none
+        following = self.only_reader(name)
+        if self.is_op(following, "Mul") and following is not None:  # 0 for queries without a key: there are none
             factor = next(one for one in following.input if one != name)
-            if not is_op(self.made_by.get(factor), "ReduceMax"):
+            if not self.is_op(self.made_by.get(factor), "ReduceMax"):
                 return None
-            following = self._only_reader(following.output[0])
-        if is_op(following, "Reshape") and following is not None:  # to the shape that it has
-            following = self._only_reader(following.output[0])
+            following = self.only_reader(following.output[0])
+        if self.is_op(following, "Reshape") and following is not None:  # to the shape that it has
+            following = self.only_reader(following.output[0])
         if following is None or not swaps_heads(following):
             return None
-        merged = self._only_reader(following.output[0])
-        if merged is None or not is_op(merged, "Reshape"):
+        merged = self.only_reader(following.output[0])
+        if merged is None or not self.is_op(merged, "Reshape"):
             return None
-        keeps_tokens = is_op(
-            self._only_reader(merged.output[0]), "MatMul"
+        keeps_tokens = self.is_op(
+            self.only_reader(merged.output[0]), "MatMul"
         )  # a Gemm wants [batch · tokens, heads · size]
         return str(merged.output[0] if keeps_tokens else merged.input[0])
 
@@ -225,7 +219,7 @@ class DecoderGraph:
             if name in seen:
                 continue
             seen.add(name)
-            if name in self._weights or is_op(self.made_by.get(name), "Constant"):
+            if name in self.weights or self.is_op(self.made_by.get(name), "Constant"):
                 if (found := self._lengths(name)) is None:
                     return None
                 numbers |= found
@@ -236,7 +230,7 @@ class DecoderGraph:
 
     def _lengths(self, name: str) -> set[int] | None:
         """Numbers of a constant that could be the length of a window; None where it is more than a few numbers."""
-        numbers = self._constant(name)
+        numbers = self.constant(name)
         if numbers is None or numbers.size > 8:
             return None
         whole = numbers.dtype.kind in "iub"  # none of these is a score
@@ -247,25 +241,9 @@ class DecoderGraph:
         ]
         return {abs(int(one)) for one in others} if all(one.is_integer() for one in others) else None
 
-    def _constant(self, name: str) -> Any:
-        from onnx import numpy_helper
-
-        made = self.made_by.get(name)
-        tensor = constant_tensor(made) if made is not None and made.op_type == "Constant" else self._weights.get(name)
-        return None if tensor is None or tensor.external_data else numpy_helper.to_array(tensor)
-
-    def _only_reader(self, name: str) -> NodeProto | None:
-        readers = self._readers.get(name, [])
-        return readers[0] if len(readers) == 1 and name not in self.outputs else None
-
-
-def is_op(node: NodeProto | None, op_type: str) -> bool:
-    """ONNX's own operator of that name."""
-    return node is not None and node.op_type == op_type and is_standard(node)
-
 
 def swaps_heads(node: NodeProto | None) -> bool:
     """A Transpose between [batch, heads, tokens, size] and [batch, tokens, heads, size]."""
-    if node is None or not is_op(node, "Transpose"):
+    if node is None or node.op_type != "Transpose" or not is_standard(node):
         return False
     return next((list(one.ints) for one in node.attribute if one.name == "perm"), []) == [0, 2, 1, 3]

@@ -21,13 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.backends.onnxruntime_attention import Attention, DecoderGraph, is_op, swaps_heads
+from compile_stage.backends.onnxruntime_attention import Attention, DecoderGraph, swaps_heads
 from compile_stage.backends.onnxruntime_products import merge
 from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, POSITIONS, cache_specs, present_of, token_inputs
 from compile_stage.core.tensors import Signature
 from compile_stage.precision.wiring import (
-    Names,
-    captured,
     copy_message,
     drop_unused_weights,
     reads,
@@ -66,7 +64,7 @@ class Decoder:
         self._model, self._graph, self._signature = model, model.graph, signature
         self._found = DecoderGraph(model, signature)
         self.attentions = self._found.attentions
-        self._names = Names(self._graph)
+        self._names = self._found.names
         self._new: list[NodeProto] = []
         self._halves: dict[str, str] = {}  # cosines or sines → the half that RotaryEmbedding takes
         self._tables: dict[str, str] = {}  # cosines or sines → those of all places
@@ -125,8 +123,7 @@ class Decoder:
                 settings["local_window_size"] = found.window
             self._add("GroupQueryAttention", [*inputs, *found.past, *lengths, *turned], outputs, **settings)
         kept = [node for node in self._found.nodes if not replaced.intersection(node.output)]
-        wanted = self._found.outputs | captured(self._graph)
-        replace_nodes(self._graph, _in_order([*kept, *self._new], wanted))
+        replace_nodes(self._graph, _in_order([*kept, *self._new], self._found.kept))
         drop_unused_weights(self._graph)
         del self._graph.value_info[:]
         if not any(opset.domain == "com.microsoft" for opset in self._model.opset_import):
@@ -135,13 +132,13 @@ class Decoder:
     def _divide_by_roots(self) -> None:
         """x · Reciprocal(Sqrt(y)) as x / Sqrt(y)."""
         for node in self._found.nodes:
-            if not is_op(node, "Mul"):
+            if not self._found.is_op(node, "Mul"):
                 continue
             for at in (0, 1):
                 inverse = self._found.made_by.get(node.input[at])
-                if inverse is None or not is_op(inverse, "Reciprocal"):
+                if inverse is None or not self._found.is_op(inverse, "Reciprocal"):
                     continue
-                if is_op(self._found.made_by.get(inverse.input[0]), "Sqrt"):
+                if self._found.is_op(self._found.made_by.get(inverse.input[0]), "Sqrt"):
                     x = node.input[1 - at]
                     node.op_type = "Div"
                     node.input[0], node.input[1] = x, inverse.input[0]
@@ -169,7 +166,7 @@ class Decoder:
         made = self._found.made_by.get(name)
         if made is not None and swaps_heads(made):
             split = self._found.made_by.get(made.input[0])
-            if split is not None and is_op(split, "Reshape"):
+            if split is not None and self._found.is_op(split, "Reshape"):
                 return str(split.input[0])
             (turned,) = (made.input[0],)
         else:

@@ -11,16 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compile_stage.precision.wiring import (
-    Names,
-    attribute,
-    captured,
-    constant_weights,
-    drop_unused_weights,
-    is_standard,
-    reads,
-    replace_nodes,
-)
+from compile_stage.precision.graph_editor import GraphEditor
+from compile_stage.precision.wiring import attribute, is_standard
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -34,18 +26,18 @@ class _Product:
     """x · W, or x · W + b.
 
     Attributes:
-        place: Of the MatMul among the nodes.
         node: The MatMul.
         unpacked: The DequantizeLinear that makes W of integers by blocks of rows; None where W is floats.
         weights: W [k, n]; or its integers [k, n], scales and zero points [k / block, n].
-        bias: b [n] and the Add, or None.
+        bias: b [n]; None without one.
+        last: The node that makes the result: the MatMul, or the Add of the bias.
     """
 
-    place: int
     node: NodeProto
     unpacked: NodeProto | None
     weights: tuple[TensorProto, ...]
-    bias: tuple[TensorProto, NodeProto] | None
+    bias: TensorProto | None
+    last: NodeProto
 
     @property
     def width(self) -> int:
@@ -53,12 +45,7 @@ class _Product:
 
     @property
     def output(self) -> str:
-        return str((self.bias[1] if self.bias else self.node).output[0])
-
-    @property
-    def nodes(self) -> list[NodeProto]:
-        """Those that the merged product replaces."""
-        return [one for one in (self.unpacked, self.node, self.bias[1] if self.bias else None) if one is not None]
+        return str(self.last.output[0])
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -76,94 +63,85 @@ def merge(model: ModelProto) -> tuple[int, int]:
     Returns:
         How many products were merged, and into how many.
     """
-    if max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=0) < _SPLIT_OPSET:
-        return 0, 0
-    merging = _Merging(model)
-    by_kind: dict[tuple[Any, ...], list[_Product]] = {}
-    for product in merging.products():
-        by_kind.setdefault(product.kind, []).append(product)
-    several = [products for products in by_kind.values() if len(products) > 1]
-    for products in several:
-        merging.merge(products)
-    if several:
-        merging.write()
-    return sum(map(len, several)), len(several)
+    return _Merging(model).run()
 
 
-class _Merging:
-    def __init__(self, model: ModelProto) -> None:
-        self._graph = model.graph
-        self._names = Names(model.graph)
-        self._weights = constant_weights(model.graph)
-        self._nodes = list(model.graph.node)
-        self._made_by = {name: node for node in self._nodes for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in self._nodes:
-            for name in reads(node):
-                self._readers.setdefault(name, []).append(node)
-        self._kept = {value.name for value in model.graph.output} | captured(model.graph)
-        self._at: dict[int, list[NodeProto]] = {}  # place of a node → those that stand before it now
-        self._dropped: set[int] = set()
+class _Merging(GraphEditor):
+    def run(self) -> tuple[int, int]:
+        by_kind: dict[tuple[Any, ...], list[_Product]] = {}
+        for product in self._products() if self.opset >= _SPLIT_OPSET else ():
+            by_kind.setdefault(product.kind, []).append(product)
+        several = [products for products in by_kind.values() if len(products) > 1]
+        for products in several:
+            self._merge(products)
+        if several:
+            self.write()
+        return sum(map(len, several)), len(several)
 
-    def products(self) -> Iterator[_Product]:
-        """Those whose weights are constants in the file, and read by nobody else."""
-        for place, node in enumerate(self._nodes):
-            if node.op_type != "MatMul" or not is_standard(node) or not self._is_alone(node.input[1]):
+    def _products(self) -> Iterator[_Product]:
+        """Those whose weights are constants in the file, and read by nobody else; in the order of the nodes."""
+        for node in self.nodes:
+            if not self.is_op(node, "MatMul") or self.only_reader(node.input[1]) is None:
                 continue
-            unpacked = self._made_by.get(node.input[1])
-            names = [node.input[1]] if unpacked is None else list(unpacked.input)
+            unpacked = self.made_by.get(node.input[1])
             if unpacked is not None and not _unpacks_rows(unpacked):
                 continue
+            names = [node.input[1]] if unpacked is None else list(unpacked.input)
             weights = [tensor for name in names if (tensor := self._own(name, 2)) is not None]
             if weights and len(weights) == len(names):
-                yield _Product(place, node, unpacked, tuple(weights), self._bias(node, int(weights[0].dims[1])))
+                bias, last = self._bias(node, int(weights[0].dims[1]))
+                yield _Product(node, unpacked, tuple(weights), bias, last)
 
-    def _bias(self, node: NodeProto, width: int) -> tuple[TensorProto, NodeProto] | None:
+    def _bias(self, node: NodeProto, width: int) -> tuple[TensorProto | None, NodeProto]:
         name = node.output[0]
-        added = self._readers[name][0] if self._is_alone(name) else None
-        if added is None or added.op_type != "Add" or not is_standard(added):
-            return None
+        added = self.only_reader(name)
+        if added is None or not self.is_op(added, "Add"):
+            return None, node
         bias = self._own(next((one for one in added.input if one != name), ""), 1)
-        return None if bias is None or bias.dims[0] != width else (bias, added)
+        return (None, node) if bias is None or bias.dims[0] != width else (bias, added)
 
     def _own(self, name: str, axes: int) -> TensorProto | None:
         """A constant of so many axes, in the file, that one node reads."""
-        tensor = self._weights.get(name)
+        tensor = self.weights.get(name)
         known = tensor is not None and not tensor.external_data and len(tensor.dims) == axes
-        return tensor if known and self._is_alone(name) else None
+        return tensor if known and self.only_reader(name) is not None else None
 
-    def _is_alone(self, name: str) -> bool:
-        return len(self._readers.get(name, [])) == 1 and name not in self._kept
-
-    def merge(self, products: Sequence[_Product]) -> None:
+    def _merge(self, products: Sequence[_Product]) -> None:
         """Where the first of them stood, their weights side by side."""
-        attention = self._attention_of(products)
+        from onnx import helper
+
+        place, attention = products[0].node, self._attention_of(products)
         if attention is not None:
             products = [next(one for one in products if one.output == name) for name in attention.input[:3]]
-        first, new = products[0], []
+        first = products[0]
         weights = [self._side_by_side(parts, 1) for parts in zip(*(one.weights for one in products), strict=True)]
         if first.unpacked is not None:
-            new.append(self._node("DequantizeLinear", weights, f"{first.node.input[1]}_and_others"))
-            new[-1].attribute.extend(first.unpacked.attribute)
-            weights = list(new[-1].output)
-        new.append(self._node("MatMul", [first.node.input[0], *weights], f"{first.node.output[0]}_and_others"))
+            name = self.names.fresh(f"{first.node.input[1]}_and_others")
+            unpacked = helper.make_node("DequantizeLinear", weights, [name])
+            unpacked.attribute.extend(first.unpacked.attribute)
+            self.put_before(place, unpacked)
+            weights = [name]
+        result = self.names.fresh(f"{first.node.output[0]}_and_others")
+        self.put_before(place, helper.make_node("MatMul", [first.node.input[0], *weights], [result]))
         if first.bias is not None:
-            bias = self._side_by_side([one.bias[0] for one in products if one.bias], 0)
-            new.append(self._node("Add", [new[-1].output[0], bias], f"{first.output}_and_others"))
+            bias = self._side_by_side([one.bias for one in products if one.bias is not None], 0)
+            product, result = result, self.names.fresh(f"{first.output}_and_others")
+            self.put_before(place, helper.make_node("Add", [product, bias], [result]))
         if attention is not None:
-            attention.input[0], attention.input[1], attention.input[2] = new[-1].output[0], "", ""
+            attention.input[0], attention.input[1], attention.input[2] = result, "", ""
         else:
-            new.append(self._split(new[-1].output[0], products))
-        self._at[min(one.place for one in products)] = new
-        self._dropped |= {id(node) for one in products for node in one.nodes}
+            sizes = self.integers(f"{result}_sizes", [one.width for one in products])
+            outputs = [one.output for one in products]
+            self.put_before(place, helper.make_node("Split", [result, sizes], outputs, axis=-1))
+        self.dropped |= {id(one.last) for one in products}
 
     def _attention_of(self, products: Sequence[_Product]) -> NodeProto | None:
         """The attention whose queries, keys and values these are, and nobody else's; None where there is none."""
         outputs = {one.output for one in products}
-        readers = [self._readers.get(name, []) for name in outputs]
-        if len(outputs) != 3 or any(len(one) != 1 for one in readers) or outputs & self._kept:
+        readers = [self.only_reader(name) for name in outputs]
+        attention = readers[0]
+        if len(outputs) != 3 or attention is None or any(one is not attention for one in readers):
             return None
-        attention = readers[0][0]
         known = attention.op_type == "GroupQueryAttention" and set(attention.input[:3]) == outputs
         return attention if known else None
 
@@ -172,36 +150,12 @@ class _Merging:
         from onnx import numpy_helper
 
         together = np.concatenate([numpy_helper.to_array(one) for one in tensors], axis)
-        name = self._names.fresh(f"{tensors[0].name}_and_others")
-        self._graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(together), name))
+        name = self.names.fresh(f"{tensors[0].name}_and_others")
+        self.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(together), name))
         return name
-
-    def _split(self, name: str, products: Sequence[_Product]) -> NodeProto:
-        from onnx import TensorProto, helper
-
-        sizes, widths = self._names.fresh(f"{name}_sizes"), [one.width for one in products]
-        self._graph.initializer.append(helper.make_tensor(sizes, TensorProto.INT64, [len(widths)], widths))
-        outputs = [one.output for one in products]
-        return helper.make_node("Split", [name, sizes], outputs, self._names.fresh(f"split_{name}"), axis=-1)
-
-    def _node(self, op_type: str, inputs: Sequence[str], output: str) -> NodeProto:
-        from onnx import helper
-
-        output = self._names.fresh(output)
-        return helper.make_node(op_type, list(inputs), [output], self._names.fresh(f"node_{output}"))
-
-    def write(self) -> None:
-        """The new nodes into the graph, and the weights that nobody reads any more out of it."""
-        nodes: list[NodeProto] = []
-        for place, node in enumerate(self._nodes):
-            nodes += self._at.get(place, [])
-            if id(node) not in self._dropped:
-                nodes.append(node)
-        replace_nodes(self._graph, nodes)
-        drop_unused_weights(self._graph)
 
 
 def _unpacks_rows(node: NodeProto) -> bool:
-    """A DequantizeLinear whose blocks are of rows, so that its columns stand for themselves."""
+    """A DequantizeLinear by blocks of rows: each column is unpacked by itself."""
     blocks = attribute(node, "block_size", 0) > 0 and attribute(node, "axis", 1) in (0, -2)
     return node.op_type == "DequantizeLinear" and is_standard(node) and blocks

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from compile_stage.core.tensors import CACHE_INPUTS
-from compile_stage.graph_rewrites.graph_editor import GraphEditor
+from compile_stage.precision.graph_editor import GraphEditor
 from compile_stage.precision.onnx_graph import Dimension, read_shapes
 from compile_stage.precision.wiring import attribute, is_standard
 

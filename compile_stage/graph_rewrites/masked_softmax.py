@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from compile_stage.graph_rewrites.graph_editor import GraphEditor
+from compile_stage.precision.graph_editor import GraphEditor
 from compile_stage.precision.wiring import attribute
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from compile_stage.graph_rewrites.graph_editor import GraphEditor
+from compile_stage.precision.graph_editor import GraphEditor
 from compile_stage.precision.onnx_graph import read_shapes
 from compile_stage.precision.wiring import attribute
 

@@ -1,4 +1,4 @@
-"""What the rewrites share: who makes and who reads a tensor, which are constant, and nodes put in and taken out."""
+"""What rewrites of a graph share: who makes and reads a tensor, which are constant, and nodes put in and taken out."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class GraphEditor:
         nodes: As the graph had them. Once: protobuf may make another object of a node each time it is asked.
         made_by: Tensor → the node that makes it.
         readers: Tensor → the nodes that read it.
+        weights: Initializers by name, but for those that a caller may put others in the place of.
         kept: Tensors that must stay as they are: outputs, and what subgraphs read.
         before, after: id() of a node → nodes that are written before it, or behind it.
         dropped: id() of nodes that go.
@@ -43,7 +44,7 @@ class GraphEditor:
         self.dropped: set[int] = set()
         self.readers: dict[str, list[NodeProto]] = {}
         self.note_readers()
-        self._weights = constant_weights(self.graph)
+        self.weights = constant_weights(self.graph)
 
     def note_readers(self) -> None:
         """Look at who reads what once more, after nodes were changed."""
@@ -67,7 +68,7 @@ class GraphEditor:
         from onnx import numpy_helper
 
         made = self.made_by.get(name)
-        tensor = constant_tensor(made) if made is not None and made.op_type == "Constant" else self._weights.get(name)
+        tensor = constant_tensor(made) if made is not None and made.op_type == "Constant" else self.weights.get(name)
         # What lies outside of the graph's file is a weight, and may not have been read.
         return None if tensor is None or tensor.external_data else numpy_helper.to_array(tensor)
 
@@ -82,7 +83,7 @@ class GraphEditor:
         name = self.names.fresh(name)
         tensor = helper.make_tensor(name, kind, shape, values)
         self.graph.initializer.append(tensor)
-        self._weights[name] = tensor
+        self.weights[name] = tensor
         return name
 
     def integers(self, name: str, values: Sequence[int]) -> str:
