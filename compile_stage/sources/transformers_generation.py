@@ -21,6 +21,7 @@ from compile_stage.core.tensors import CACHE_INPUTS, Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import tracing
 from compile_stage.sources import graph
 from compile_stage.sources import torch as torch_source
+from compile_stage.sources.transformers_text import places
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -232,12 +233,6 @@ def windows(tokenizer: Any, texts: Sequence[str], tokens: int) -> list[Array]:
             count = len(ids) // tokens
             found.append(ids[: count * tokens].reshape(count, tokens))
     return found
-
-
-def places(model: Any) -> int | None:
-    """Tokens that a text has at most; None where the configuration does not say."""
-    longest = getattr(model.config, "max_position_embeddings", None)
-    return longest if isinstance(longest, int) else None
 
 
 def demand_length(source: SourceModel, model: Any, tokens: int) -> None:

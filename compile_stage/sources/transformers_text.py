@@ -145,6 +145,12 @@ def describe(source: SourceModel, model: Any, tokenizer: Any, signature: Signatu
     return how
 
 
+def places(model: Any) -> int | None:
+    """Tokens that a text has at most, by the network's configuration; None where it does not say."""
+    length = getattr(model.config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def longest_input(model: Any, inputs: Sequence[str]) -> int | None:
     """The largest number of tokens that the network takes; None where its configuration names none.
 
@@ -153,8 +159,7 @@ def longest_input(model: Any, inputs: Sequence[str]) -> int | None:
     """
     import torch
 
-    length = getattr(model.config, "max_position_embeddings", None)
-    if not isinstance(length, int) or length < 1:
+    if (length := places(model)) is None:
         return None
     tables = [one.num_embeddings for one in model.modules() if isinstance(one, torch.nn.Embedding)]
     if not any(abs(rows - length) <= _PLACES_MORE for rows in tables):
