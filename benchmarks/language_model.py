@@ -39,8 +39,11 @@ from compile_stage.measure import stats, timing  # noqa: E402
 from compile_stage.serving.generation import opened_as_called  # noqa: E402
 
 PROMPT, NEW = 64, 32
-BLOCKS = {"int4": 32, "int4-128": 128}
+BLOCKS = {"int8": 32, "int4": 32, "int4-128": 128}
 """Weights that share a scale: GenAI's default, and as many as both are faster with."""
+
+LOWERED = {"int8": "int8-dynamic", "int4": "int4", "int4-128": "int4"}
+"""Ours of the same kind."""
 
 OURS = "compile-stage, ONNX Runtime"
 
@@ -73,7 +76,7 @@ def log_model(folder: Path, layers: int, width: int) -> Path:
 
 
 def compiled(stack: ExitStack, folder: Path, model: Path) -> dict[str, Write]:
-    """The original, and ours in fp32 and int4, with blocks of both sizes."""
+    """The original, and ours in fp32 and by blocks."""
     target = Target(name="cpu", generation=Generation(prompt_tokens=PROMPT, new_tokens=NEW))
     source = SourceModel(uri=str(model), name="m", version="", flavor="transformers", path=str(model), digest="d")
     exporter, backend = plugins.load("sources", "transformers"), plugins.load("backends", "onnxruntime")
@@ -81,11 +84,13 @@ def compiled(stack: ExitStack, folder: Path, model: Path) -> dict[str, Write]:
     portable = exporter.export(source, {}, folder / "graph")
     sessions = {"PyTorch (eager) fp32": stack.enter_context(exporter.open(source, target))}
     for precision in ("fp32", *BLOCKS):
-        scheme, graph = backend.schemes(target, precision.partition("-")[0])[0], portable
+        lowered = LOWERED.get(precision, precision)
+        scheme, graph = backend.schemes(target, lowered)[0], portable
         if precision in BLOCKS:
             (folder / precision).mkdir()
-            scheme = replace(scheme, options={**scheme.options, "block": BLOCKS[precision]})
-            graph = plugins.load("lowerings", "int4").lower(portable, scheme, None, (), folder / precision)
+            if lowered == "int4":
+                scheme = replace(scheme, options={**scheme.options, "block": BLOCKS[precision]})
+            graph = plugins.load("lowerings", lowered).lower(portable, scheme, None, (), folder / precision)
         artifact = backend.compile(graph, scheme, target, "job", folder / f"artifact-{precision}")
         opened = opened_as_called(backend, replace(artifact, generation=target.generation), 1)
         sessions[f"{OURS} {precision}"] = stack.enter_context(opened)

@@ -12,8 +12,8 @@ def language_models(page: Page) -> None:
         "Greedy generations of 32 tokens after a prompt of 64, one thread, in turns in one process. A peer's time over "
         "ours, with the interval over rounds: above 1 ours is faster, below 1 the peer. ONNX Runtime GenAI runs the "
         "graph of its own model builder, whose attention is one fused operator that writes the cache in place. "
-        "`int4` has blocks of 32 weights, `int4-128` of 128. Weights are random; all write the same tokens where it "
-        "says so.",
+        "`int4` and `int8` (ours: int8-dynamic) have blocks of 32 weights, `int4-128` of 128. Weights are random; all "
+        "write the same tokens where it says so.",
     )
     figures = page.newest("language-model")
     head = ["network", "precision", "peer", "first token", "output token", "ours, per token", "same tokens"]

@@ -15,6 +15,7 @@ from compile_stage.core.control_groups import cores_to_fill
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.errors import CompileStageError, PolicyError, SourceError, UsageError
+from compile_stage.core.language_models import has_language_gates
 from compile_stage.core.records import Plan, SourceModel, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest
@@ -36,6 +37,7 @@ _FIRST_CHOICE = ("onnxruntime", "openvino")
 
 _USUAL_LABELS = ("y", "label", "labels", "target", "class")
 _PRECISIONS = ("int8", "int8-dynamic", "bf16", "fp32")
+_OF_LANGUAGE_MODELS = ("int4", "int8-dynamic", "bf16", "fp32")  # of a token the time is that of reading the weights
 _OPT_IN = "allow_pickle"  # as refusals of sources name it
 _ALLOWED = "compliance: {allow_pickle: true}\n"
 _ENOUGH = 32  # data.min_samples of the shipped defaults
@@ -117,7 +119,7 @@ def first_policy(context: Context, model_uri: str, name: str, data: Given | None
 def _draft(context: Context, uri: str, name: str, folder: Path, allow_pickle: bool) -> Plan:
     """The plan of all backends that are installed, which says what takes this model."""
     file = folder / "draft.yaml"
-    precisions = ", ".join(_PRECISIONS)
+    precisions = ", ".join(dict.fromkeys((*_PRECISIONS, *_OF_LANGUAGE_MODELS)))
     file.write_text(
         "apiVersion: compile-stage/v1\nkind: OptimizationPolicy\n"
         f"name: {json.dumps(name)}\n"
@@ -276,7 +278,8 @@ def _backends(plan: Plan, chosen: Sequence[str], willing: Sequence[str]) -> Iter
     also = f"  # these take it too: {', '.join(others)}" if others else ""
     yield f"    backends: [{', '.join(chosen)}]{also}"
     possible = {job.scheme.precision for job in plan.jobs if job.backend in chosen and not job.not_runnable_here}
-    kept = [precision for precision in _PRECISIONS if precision in possible]
+    of_language = any(has_language_gates(job.gates) for job in plan.jobs)
+    kept = [precision for precision in (_OF_LANGUAGE_MODELS if of_language else _PRECISIONS) if precision in possible]
     yield f"    precisions: [{', '.join(kept or ['fp32'])}]  # candidates; the fastest that holds its tolerances wins"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_lms
 from small_net import write_small_net
 
 from compile_stage import api
@@ -49,6 +50,13 @@ def test_a_file_of_samples_becomes_a_policy_that_plans(
     plan = api.plan(f"folder:{model}", file)
     assert plan.exit_code == 0, plan.problem
     assert {job.backend for job in plan.jobs} <= {"onnxruntime", "openvino"}
+
+
+def test_a_language_model_is_offered_weights_in_four_and_eight_bits(tmp_path: Path) -> None:
+    """Broken: the first policy of a language model tries static int8, which gains nothing for single tokens, and not
+    the precisions that read fewer bytes of weights at each."""
+    path = small_lms.save(tmp_path / "model", "llama")
+    assert "precisions: [int4, int8-dynamic, bf16, fp32]" in api.init(f"folder:{path}")
 
 
 def test_without_samples_the_policy_says_what_is_missing(model: Path) -> None:

@@ -230,7 +230,7 @@ class OnnxRuntime(Backend):
         if provider is None or (reason := mobile.refuse(asked, target.device, provider)) is not None:
             raise UsageError(str(reason))
         file = mobile.file_format(asked, target.device, provider)
-        if scheme.precision == "int4":
+        if scheme.precision == "int4" or (scheme.precision == "int8-dynamic" and has_cache(model.signature)):
             asked = {**asked, "config": {_ACCURACY_LEVEL: sessions.INT8_PRODUCTS, **asked.get("config", {})}}
         into.mkdir(parents=True, exist_ok=True)
         entry, away = "model.onnx", mobile.not_runnable_here(target.device, provider, file)

@@ -400,4 +400,4 @@ def is_offered(signature: Signature, precision: str, asked: Mapping[str, Any]) -
     """Graphs with a cache whose products are comparable: where activations are rounded to integers, the least
     difference moves a whole step."""
     known = any(spec.name == MASK for spec in signature.inputs) and bool(cache_specs(signature))
-    return known and precision in ("fp32", "int4") and bool(asked.get("fused_attention", True))
+    return known and precision in ("fp32", "int8-dynamic", "int4") and bool(asked.get("fused_attention", True))

@@ -54,7 +54,7 @@ _INTEGER_OPS = {
     "QLinearConv", "QLinearMatMul", "QGemm", "QAttention", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat",
     "DynamicQuantizeMatMul", "DynamicQuantizeLSTM",
 }  # fmt: skip
-_BLOCK_OPS = {"MatMulNBits"}  # they read weights of 4 bits by blocks
+_BLOCK_OPS = {"MatMulNBits"}  # they read weights of 4 or 8 bits by blocks
 FLOAT_OPS = {
     "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose", "Gemm", "FusedGemm", "MatMul", "FusedMatMul", "Attention",
     "MultiHeadAttention", "GroupQueryAttention", "LSTM", "GRU", "RNN",
@@ -336,8 +336,9 @@ def read_back(session: Any, dump: Path, scheme: Scheme) -> tuple[dict[str, Any],
         raise NothingCompiledError(
             f"nodes were given to {', '.join(sorted(set(assigned) - {providers.CPU}))}, not to {providers.CPU}"
         )
-    integer = sum(node.op_type in _INTEGER_OPS for node in nodes)
-    in_blocks = [node for node in nodes if node.op_type in _BLOCK_OPS]
+    in_bytes = [node for node in nodes if node.op_type in _BLOCK_OPS and _attribute(node, "bits") == 8]
+    in_blocks = [node for node in nodes if node.op_type in _BLOCK_OPS and _attribute(node, "bits") != 8]
+    integer = sum(node.op_type in _INTEGER_OPS for node in nodes) + len(in_bytes)
     in_float = Counter(node.op_type for node in nodes if node.op_type in FLOAT_OPS)
     floating = sum(in_float.values())
     computed = {"int8": integer, "float": floating} | ({"int4": len(in_blocks)} if in_blocks else {})
@@ -396,7 +397,7 @@ def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -
             "the graph is int4, and ONNX Runtime keeps no weight in 4 bits: it expands each to float before the "
             "product (graph_optimization must be extended or all for it to merge them)"
         )
-    levels = {attribute.i for node in in_blocks for attribute in node.attribute if attribute.name == "accuracy_level"}
+    levels = {_attribute(node, "accuracy_level") for node in in_blocks}
     sums = "in int8" if levels == {int(INT8_PRODUCTS)} else "in float"
     listed = ", ".join(f"{count} {op}" for op, count in sorted(in_float.items()))
     notes = [
@@ -405,6 +406,10 @@ def _judge_blocks(in_blocks: list[Any], in_float: Counter[str], expanded: int) -
     if expanded:
         notes.append(f"{expanded} weights are expanded to float while the model runs")
     return notes
+
+
+def _attribute(node: Any, name: str) -> int | None:
+    return next((one.i for one in node.attribute if one.name == name), None)
 
 
 def _op(node: Any) -> str:

@@ -1,4 +1,4 @@
-"""A weight matrix in 4 bits, by blocks: rounding to nearest, and half-quadratic quantisation.
+"""A weight matrix by blocks: in 4 bits by rounding to nearest or half-quadratic quantisation, in 8 bits by rounding.
 
 A block is `size` neighbours along the summed axis, with a scale and (asymmetric) a zero point of its own: w ≈ scale ·
 (q - zero).
@@ -28,14 +28,16 @@ class Blocks:
     """A quantised matrix [K, N].
 
     Attributes:
-        values: uint8 [K, N], 0 to 15; or int8, -8 to 7, when symmetric.
+        values: uint8 [K, N], 0 to 15; or int8, when symmetric: -8 to 7, or -127 to 127 in 8 bits.
         scale: float32 [K / size, N], positive.
         zero: As `values`, [K / size, N]; None when symmetric.
+        bits: 4 or 8.
     """
 
     values: Array
     scale: Array
     zero: Array | None
+    bits: int = 4
 
     def dequantize(self) -> Array:
         """What a runtime computes with: float32 [K, N]."""
@@ -45,7 +47,7 @@ class Blocks:
 
 
 def quantize(weight: Array, size: int, symmetric: bool, method: str) -> Blocks:
-    """Quantise a finite float32 matrix [K, N], K a multiple of `size`, summed along axis 0. Deterministic."""
+    """Quantise to 4 bits a finite float32 matrix [K, N], K a multiple of `size`, summed along axis 0. Deterministic."""
     rows, columns = weight.shape
     step = max(1, _CHUNK // rows)
     parts = [
@@ -59,6 +61,20 @@ def quantize(weight: Array, size: int, symmetric: bool, method: str) -> Blocks:
         scale=scale[:, 0].astype(np.float32),
         zero=None if symmetric else zero[:, 0].astype(kind),
     )
+
+
+def round_to_bytes(weight: Any, size: int, levels: int) -> Blocks:
+    """Round to 8 bits a finite float32 matrix [K, N], K a multiple of `size`, summed along axis 0: symmetric, `levels`
+    steps to a block's largest magnitude, at most 127."""
+    rows, columns = weight.shape
+    values, scale = np.empty((rows, columns), np.int8), np.empty((rows // size, columns), np.float32)
+    step = max(1, _CHUNK // rows)
+    for start in range(0, columns, step):
+        part = weight[:, start : start + step].reshape(rows // size, size, -1)
+        steps = _positive(np.abs(part).max(axis=1, keepdims=True) / np.float32(levels))
+        values[:, start : start + step] = np.rint(part / steps).reshape(rows, -1)
+        scale[:, start : start + step] = steps[:, 0]
+    return Blocks(values=values, scale=scale, zero=None, bits=8)
 
 
 def pack(values: Array) -> bytes:

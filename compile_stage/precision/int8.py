@@ -11,18 +11,22 @@ import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
+from compile_stage.core.generation import has_cache
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
-from compile_stage.precision import dynamic
+from compile_stage.precision import block_weights, dynamic
+from compile_stage.precision.blocks import round_to_bytes
 from compile_stage.precision.onnx_graph import (
     QUANTISED_OPS,
     finish,
+    load_simplified,
     map_kept,
     read_batches,
     refuse_form,
@@ -33,9 +37,13 @@ from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import has_subgraph
+from compile_stage.precision.wiring import drop_unused_weights, has_subgraph
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
+
+_BLOCK = 32
+"""Weights of a language model that share a scale. With 16 a token takes 20 % more time and has 0.7 of the error, with
+128 it takes 15 % less and has twice the error (a product of 768 by 3,072, one outlying channel, on a Zen 5)."""
 
 # Options of a static scheme, with what each may be.
 _OPTIONS: Mapping[str, tuple[str, ...] | type] = {
@@ -142,6 +150,9 @@ def _refuse_static(scheme: Scheme) -> str | None:
 class DynamicInt8(Lowering):
     """Weights in int8; activations are quantised while the model runs, so no samples are needed.
 
+    A language model's products have weights by blocks, along which runtimes quantise activations too: a few activations
+    of large magnitude, which such networks have, coarsen their own block and not the whole prompt (decision 0131).
+
     Scheme options:
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
         tables: Store embedding tables in 8 bits (`precision/tables.py`); True by default.
@@ -161,6 +172,8 @@ class DynamicInt8(Lowering):
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
+            if has_cache(model.signature) and (lowered := _lower_by_blocks(model, scheme, keep, into, Path(scratch))):
+                return lowered
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
             graph = dynamic.quantise(
@@ -178,6 +191,25 @@ class DynamicInt8(Lowering):
             ):
                 notes.append(say_tables(count))
             return _finish(graph, model, into, scheme, kept, notes)
+
+
+def _lower_by_blocks(
+    model: PortableModel, scheme: Scheme, keep: Sequence[str], into: Path, scratch: Path
+) -> PortableModel | None:
+    """The graph with its products' weights by blocks; None where no weight has whole blocks."""
+    graph, kept = load_simplified(model, keep, block_weights.OPSET, scratch)
+    ops = [op for op in scheme.ops or block_weights.OPS if op in block_weights.OPS]
+    quantise = partial(round_to_bytes, levels=_levels(scheme))
+    done, left = block_weights.write(graph.graph, ops, kept, _BLOCK, quantise, "int8")
+    if not done:
+        return None
+    drop_unused_weights(graph.graph)
+    notes = [f"{done} matrices have weights in 8 bits, by blocks of {_BLOCK}"]
+    if left:
+        notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
+    if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
+        notes.append(say_tables(count))
+    return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
 
 
 def _finish(

@@ -43,6 +43,6 @@ def lower(
         lowered = written_below(revive(PortableModel, answer), into)
         return replace(lowered, precision=job.scheme.precision, made_from=model.digest)
 
-    stored = context.cached("lower/4", job.id, key, make)
+    stored = context.cached("lower/5", job.id, key, make)
     lowered: PortableModel = revive(PortableModel, stored.value)
     return replace(lowered, path=str(Path(stored.path) / lowered.path))

@@ -180,6 +180,31 @@ def test_positions_that_are_computed_are_not_tried() -> None:
     assert longest_input(model, ["input_ids"]) == 2**40
 
 
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_eight_bits_are_by_blocks_and_nearer_to_the_original_than_four(
+    source: SourceModel, portable: Any, exporter: Any, tmp_path: Path
+) -> None:
+    """Broken: dynamic int8 takes one scale for a whole prompt, expands its weights to floats, leaves attention in
+    single operators, or is no better than int4, which it takes more time than."""
+    (window,) = exporter.token_windows(source, [TEXT * 2], GENERATION.tokens)
+    compiler = plugins.load("backends", "onnxruntime")
+    answers = {}
+    for precision in ("fp32", "int8-dynamic", "int4"):
+        scheme, graph, into = compiler.schemes(TARGET, precision)[0], portable, tmp_path / precision
+        if precision != "fp32":
+            into.mkdir()
+            graph = plugins.load("lowerings", precision).lower(portable, scheme, None, (), into)
+        artifact = compiler.compile(graph, scheme, TARGET, "job", into / "artifact")
+        if precision == "int8-dynamic":
+            # Five products a layer, of which three of attention and two of the gate are one, and the last.
+            assert artifact.executed["precision"]["matrix_and_convolution"] == {"int8": 9, "float": 2}
+            assert artifact.executed["ops"]["com.microsoft.GroupQueryAttention"] == 2
+        with opened_as_called(compiler, replace(artifact, generation=GENERATION), 1) as session:
+            answers[precision] = session.run({"input_ids": window})["logits"]
+    error = {one: np.abs(answers[one] - answers["fp32"]).max() for one in ("int8-dynamic", "int4")}
+    assert 0 < error["int8-dynamic"] < 0.2 * error["int4"]
+
+
 def _compiled(source: SourceModel, graph: Any, into: Path) -> Any:
     """The artifact in fp32, which must answer as the original does."""
     compiler, exporter = plugins.load("backends", "onnxruntime"), plugins.load("sources", "transformers")
