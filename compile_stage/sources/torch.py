@@ -36,7 +36,7 @@ from compile_stage.plugin_support.torch_programs import (
 from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
-from compile_stage.sources.torch_operators import small_numbers_kept, translations, write_for_exporter
+from compile_stage.sources.torch_operators import optimiser_corrected, translations, write_for_exporter
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -286,7 +286,7 @@ def export_graph(
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), small_numbers_kept(), recurrent_lengths_open(), torch.no_grad():
+        with warnings.catch_warnings(), optimiser_corrected(), recurrent_lengths_open(), torch.no_grad():
             warnings.simplefilter("ignore")  # deprecations inside the exporter
             exported = torch.onnx.export(
                 program,

@@ -6,6 +6,8 @@ import pickle
 import shutil
 import struct
 import zipfile
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.sources import pt2
 from compile_stage.sources.torch import TorchSource
+from compile_stage.sources.torch_operators import optimiser_corrected
 
 from .conftest import Proof, run_onnx, source_of
 
@@ -136,6 +139,41 @@ def test_an_einsum_of_three_tensors_leaves_the_batch_open(tmp_path: Path, monkey
         assert session.signature.fixed_batch is None
     assert TorchSource().export(source, {}, tmp_path / "out").signature.fixed_batch is None
     assert torch.backends.opt_einsum.enabled, "the setting is the process's own"
+
+
+def test_a_long_graph_is_not_searched_from_each_operator_for_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the optimiser goes through the whole graph at each of its operators, so that a network of twice the
+    layers takes four times as long to export; or the two Slices of a tensor are no Split any more."""
+    import onnx_ir
+    from onnxscript import optimizer
+    from onnxscript.rewriter import pattern
+
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[4, 6] x) => (float[4, 3] y)
+    <int64[1] zero = {0}, int64[1] three = {3}, int64[1] six = {6}, int64[1] last = {1}> {
+    b = Slice(x, three, six, last)
+    a = Slice(x, zero, three, last)
+    c = Mul(a, b)
+    d = Sin(c)
+    y = Cos(d)
+    }"""
+    searched, search = [], pattern.SimplePatternMatcher.match
+
+    def counted(self: Any, model: Any, graph: Any, node: Any, **settings: Any) -> Any:
+        if len(self.pattern.output_nodes) > 1:
+            searched.append(node.op_type)
+        return search(self, model, graph, node, **settings)
+
+    monkeypatch.setattr(pattern.SimplePatternMatcher, "match", counted)
+    graphs = []
+    for corrected in (True, False):
+        searched.clear()
+        model = onnx_ir.from_onnx_text(text)
+        with optimiser_corrected() if corrected else nullcontext():
+            optimizer.optimize_ir(model)
+        assert set(searched) == ({"Slice"} if corrected else {"Slice", "Split", "Mul", "Sin", "Cos"})
+        graphs.append(Counter(node.op_type for node in model.graph))
+    assert graphs[0] == graphs[1]
+    assert graphs[0]["Split"] == 1
 
 
 @pytest.mark.parametrize("least", [1e-12, 1e-9, 2e-8])
