@@ -28,7 +28,6 @@ from compile_stage.core.records import (
     SourceModel,
     Target,
 )
-from compile_stage.core.shapes import demand_shapes
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.serving.generation import GenerationSession
 from compile_stage.serving.text import TextProcessor
@@ -44,6 +43,8 @@ from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.transformers_inputs import NetworkInputs
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from compile_stage.core.tensors import Array, Batch
 
 _TEXT_TASKS = (
@@ -56,6 +57,10 @@ _TEXT_TASKS = (
     "question-answering",
 )
 _TASKS = (*_TEXT_TASKS, *media.TASKS, generation.TASK)
+
+_just_traced: dict[str, tuple[Any, Any, ExportedProgram]] = {}
+"""Path of a source → what `refuse` traced, for the export that follows in the same process. A trace takes a quarter of
+the time of an export."""
 
 
 class TransformersSource(Exporter):
@@ -95,13 +100,10 @@ class TransformersSource(Exporter):
         elif _tokenizer_folder(source) is None:
             return "it was logged without a tokenizer, so its inputs are unknown"
         try:
-            model = _load(source)
-            if self.keeps_cache(source):
-                generation.CausalNetwork.of(source, model).trace(source)
-            else:
-                _inputs(source, model).trace(source, model)
+            traced = self._trace(source)
         except SourceError as error:
             return error.reason
+        _just_traced[source.path] = traced
         return None
 
     @contextmanager
@@ -130,25 +132,33 @@ class TransformersSource(Exporter):
             yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        model = _load(source)
-        if self.keeps_cache(source):
-            return generation.CausalNetwork.of(source, model).export(source, shapes, into)
-        inputs = _inputs(source, model)
+        model, inputs, program = self._traced(source)
+        if isinstance(inputs, generation.CausalNetwork):
+            return inputs.export(source, program, shapes, into)
         signature = inputs.signature(model)
-        demand_shapes(signature, shapes, source)
-        program = inputs.trace(source, model)
         return torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
         if self.keeps_cache(source):
             raise SourceError("a language model is given as ONNX with its cache only", where=source.uri)
-        model = _load(source)
-        inputs = _inputs(source, model)
+        model, inputs, program = self._traced(source)
         outputs = [spec.name for spec in inputs.signature(model).outputs]
-        program = inputs.trace(source, model)
         signature = torch_source.signature_of(program, inputs.names, outputs, inputs.symbols(program))
         return torch_source.save_program(program, signature, source, shapes, into)
+
+    def _traced(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:
+        """As `_trace`, by `refuse` where that came just before. Who takes the program may change it."""
+        return _just_traced.pop(source.path) if source.path in _just_traced else self._trace(source)
+
+    def _trace(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:
+        """The network, what it takes (NetworkInputs, or a CausalNetwork), and its program. Raises SourceError."""
+        model = _load(source)
+        if self.keeps_cache(source):
+            decoder = generation.CausalNetwork.of(source, model)
+            return model, decoder, decoder.trace(source)
+        inputs = _inputs(source, model)
+        return model, inputs, inputs.trace(source, model)
 
     def example(self, source: SourceModel) -> Batch | None:
         """What was logged, through the model's own tokenizer or processor; of a language model the texts."""
@@ -270,6 +280,7 @@ def _load(source: SourceModel) -> Any:
     import torch
     import transformers
 
+    _just_traced.clear()  # no two networks are held for an export that doesn't come
     name = str(mlmodel.flavor(source, "transformers").get("pipeline_model_type") or "AutoModel")
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):

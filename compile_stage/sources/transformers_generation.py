@@ -147,15 +147,16 @@ class CausalNetwork:
                     found.setdefault(size, name)
         return {size: name for size, name in found.items() if size.isidentifier()}
 
-    def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        """As ONNX. Raises SourceError, also where the policy gives shapes."""
+    def export(
+        self, source: SourceModel, program: ExportedProgram, shapes: Mapping[str, ShapeRange], into: Path
+    ) -> PortableModel:
+        """What `trace` made, as ONNX. Raises SourceError, also where the policy gives shapes."""
         if shapes:
             raise SourceError(
                 f"the policy gives shapes for {', '.join(shapes)}, and a language model's lengths are free",
                 fix="take shapes out of the target; generation says how long a call is",
                 where=source.uri,
             )
-        program = self.trace(source)
         symbols = self.symbols(program)
         portable = torch_source.export_graph(program, self.signature, source, {}, into, symbols=symbols)
         return replace(portable, places=places(self.model))

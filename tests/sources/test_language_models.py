@@ -25,6 +25,8 @@ from compile_stage.serving.chat import render, without_identity
 from compile_stage.serving.generation import GenerationSession, opened_as_called
 from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.text_generation import GenerationProcessor
+from compile_stage.sources import transformers as transformers_source
+from compile_stage.sources.transformers_generation import CausalNetwork
 from compile_stage.sources.transformers_text import longest_input
 
 pytest.importorskip("transformers", reason="the models are transformers pipelines")
@@ -171,6 +173,23 @@ def test_attention_is_the_runtimes_own_and_its_cache_grows_in_place(
         with opened_as_called(compiler, replace(artifact, generation=longer), 1) as session:
             answers[fused] = session.run({"input_ids": ids})["logits"]
     np.testing.assert_allclose(answers[True], answers[False], atol=2e-4)
+
+
+@pytest.mark.parametrize("source", ["llama"], indirect=True)
+def test_what_was_traced_to_see_whether_it_can_be_is_exported(
+    source: SourceModel, exporter: Any, portable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a network is loaded and traced twice before it is compiled; or a second export gets a program that the
+    first has changed, or one of a network that was loaded since."""
+    traces, trace = [], CausalNetwork.trace
+    monkeypatch.setattr(CausalNetwork, "trace", lambda self, of: traces.append(of.path) or trace(self, of))
+    assert exporter.refuse(source, Compliance()) is None
+    written = [exporter.export(source, {}, tmp_path / name) for name in "ab"]
+    assert len(traces) == 2  # for both exports, not three
+    assert {Path(one.path).read_bytes() for one in written} == {Path(portable.path).read_bytes()}
+    assert exporter.refuse(source, Compliance()) is None
+    with exporter.open(source, TARGET):  # loads it anew
+        assert not transformers_source._just_traced
 
 
 def test_positions_that_are_computed_are_not_tried() -> None:
