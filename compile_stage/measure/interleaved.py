@@ -427,7 +427,8 @@ class Interleaved:
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""
-        notes = tuple(filter(None, (self._load.note(self._threads, self._cores), self._load.limit_note())))
+        busy = self._load.note(self._threads, self._cores)
+        notes = tuple(filter(None, (busy, self._load.limit_note())))
         everybody = {name: (runner, "") for name, runner in self._runners.items()} | self._dropped
         return {
             name: Measurement(
@@ -435,6 +436,7 @@ class Interleaved:
                 load_s=runner.load_s,
                 peak_memory_bytes=runner.peak_memory_bytes,
                 stopped_early=dropped,
+                busy=bool(busy),
                 notes=notes if name == BASELINE else (*_notes(runner), *self._notes.get(name, ())),
             )
             for name, (runner, dropped) in everybody.items()

@@ -8,6 +8,11 @@ from compile_stage.core.records import Artifact, Budget, Gate, Measurement, Samp
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import Proof
 
+MOST_TRIES = 3
+"""So many runs measure what leaves a limit open, while nothing changes. Each lets pass about one in twenty of what is
+just at its limit, so who ran until it passed would get it through. Fewer would refuse a good artifact for a neighbour's
+work."""
+
 
 def _any(name: str, measured: Measurement) -> bool:
     return True
@@ -26,7 +31,7 @@ class MeasurementRequest:
         seed: For the order of turns and the intervals.
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
-            Such a measurement is not kept for the next run, which may find a quieter machine.
+            The next run, which may find a quieter machine, measures such a one again, `MOST_TRIES` times in all.
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
         overtime: Times the seconds that rounds may take where there are too few of them.

@@ -276,6 +276,7 @@ def merge(
             timings=timings,
             peak_memory_bytes=max(m.peak_memory_bytes for m in measurements),
             stopped_early=last.stopped_early,
+            busy=any(m.busy for m in measurements),
             notes=max((m.notes for m in measurements), key=len),  # of a busy machine, that of one start
         )
     return merged

@@ -344,6 +344,7 @@ def _measurement(timing: JsonMap | None) -> Measurement | None:
         load_s=timing["load_s"],
         peak_memory_bytes=timing["peak_memory_bytes"],
         stopped_early=timing.get("stopped_early") or "",
+        tries=timing.get("tries", 1),
         notes=tuple(timing.get("notes", ())),
     )
 

@@ -390,6 +390,7 @@ def _measurement(measurement: Measurement | None) -> dict[str, Any] | None:
         "load_s": measurement.load_s,
         "peak_memory_bytes": measurement.peak_memory_bytes,
         "stopped_early": measurement.stopped_early or None,
+        "tries": measurement.tries,
         "notes": measurement.notes,
     }
 

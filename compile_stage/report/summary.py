@@ -272,12 +272,18 @@ def too_uncertain(target: TargetResult) -> str:
 
 
 def _too_uncertain_in_speed(unsure: Sequence[Candidate]) -> str:
+    from compile_stage.measure.request import MOST_TRIES
+
     timings = [timing for c in unsure if c.measurement is not None for timing in c.measurement.timings]
     rounds, starts = [timing.rounds for timing in timings], [len(set(timing.processes)) or 1 for timing in timings]
     many, are = numbers.count(len(unsure), "candidate"), "is" if len(unsure) == 1 else "are"
     shown = f"{_least_to_most(rounds, 'round')} in {_least_to_most(starts, 'process')} of each"
+    tries = max((c.measurement.tries for c in unsure if c.measurement is not None), default=1)
+    again, shown = "run again", shown if tries == 1 else f"{shown}, in the last of {tries} measurements"
+    if tries >= MOST_TRIES:  # what is run again without it takes these figures from the cache
+        again = "run again with --remeasure"
     return (
-        f"{many} held every tolerance and {are} too uncertain in speed to pass, with {shown}: run again when the "
+        f"{many} held every tolerance and {are} too uncertain in speed to pass, with {shown}: {again} when the "
         "machine is quieter, or with a larger budget.measure_seconds"
     )
 

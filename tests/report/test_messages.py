@@ -221,6 +221,27 @@ def test_what_is_only_too_uncertain_is_said_once(factory: ModuleType) -> None:
     assert text.count("too uncertain") == 2
 
 
+@pytest.mark.parametrize(
+    ("tries", "advice"),
+    [
+        (2, "in 1 process of each, in the last of 2 measurements: run again when"),
+        (3, "in 1 process of each, in the last of 3 measurements: run again with --remeasure when"),
+    ],
+)
+def test_what_three_runs_left_open_is_measured_again_only_by_the_option(
+    factory: ModuleType, tries: int, advice: str
+) -> None:
+    """Broken: who runs again as advised reads the same figures from the cache."""
+    policy = factory.cpu_server()
+    unsure = dataclasses.replace(factory.timing(0.001, 3.0), speedup_interval=(0.4, 20.0), stable=False)
+    measured = dataclasses.replace(factory.measurement(0.001, 3.0), timings=(unsure,), tries=tries)
+    job = factory.job("openvino", "int8", "int8-sym", policy.target)
+    candidate = dataclasses.replace(factory.candidate(job, factory.good_checks(0.999), measured), state="passed")
+    judged = (judge_performance(candidate, policy, (), date(2026, 11, 23)),)
+    target = TargetResult(policy=policy, candidates=judged, selection=select(judged, policy))
+    assert advice in summary.too_uncertain(target)
+
+
 @pytest.mark.parametrize(("interval", "is_unsure"), [((436.0, 991.0), True), ((436.0, 490.0), False)])
 def test_what_is_too_uncertain_under_load_is_served_for_longer(
     factory: ModuleType, interval: tuple[float, float], is_unsure: bool

@@ -95,12 +95,18 @@ class Measurement:
             was.
         notes: What a reader should know of it; of the baseline's measurement: of all that were measured beside it, such
             as that the machine was busy.
+        tries: How many measurements of the same models there were on this machine, this one among them. Each lets
+            through about one in twenty of what is just at its limit.
+        busy: Other processes used the cores in one of its starts (`notes` of the baseline say how far), so latencies
+            may be higher than on a quiet machine.
     """
 
     timings: tuple[Timing, ...]
     load_s: float
     peak_memory_bytes: int
     stopped_early: str = ""
+    tries: int = 1
+    busy: bool = False
     notes: tuple[str, ...] = ()
 
     def timing(self, batch_size: int) -> Timing | None:
