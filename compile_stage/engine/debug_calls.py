@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core.digest import revive
+from compile_stage.core.generation import has_cache
 from compile_stage.core.records import PortableModel, SampleSet
 
 
 def compare_samples(model: Any, calibration: Any, validation: Any) -> dict[str, Any]:
     """How many samples both sets hold, and what of the validation samples' activations lies outside of the calibrated
-    ranges; None for that where the two sets are one."""
+    ranges; None for that where the two sets are one, and for a graph that is no ONNX or is run token by token."""
     from compile_stage.core.parallel import granted_threads
     from compile_stage.graph_debug.coverage import coverage
     from compile_stage.measure.samples import overlap
 
-    ours, theirs = revive(SampleSet, calibration), revive(SampleSet, validation)
+    graph, ours, theirs = revive(PortableModel, model), revive(SampleSet, calibration), revive(SampleSet, validation)
+    covers = graph.form == "onnx" and not has_cache(graph.signature) and ours.digest != theirs.digest
     return {
         "overlap": overlap(ours, theirs),
-        "coverage": coverage(revive(PortableModel, model), ours, theirs, granted_threads())
-        if ours.digest != theirs.digest
-        else None,
+        "coverage": coverage(graph, ours, theirs, granted_threads()) if covers else None,
     }
 
 

@@ -22,7 +22,7 @@ from compile_stage.pipeline.tried_settings import tried_settings
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
-from compile_stage.steps.reference import rounding_notes
+from compile_stage.steps.reference import copies_notes, rounding_notes
 from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
@@ -76,6 +76,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
     notes = pull_records(context, plan.source, jobs)
     notes += pull_shared_records(context, jobs)
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
+    notes += copies_notes(inputs.validation, inputs.reference)
     notes += rounding_notes(inputs.reference)
     target = TargetRun(context, plan, policy, inputs)
     of_samples: list[str] = []

@@ -177,6 +177,17 @@ def rounding_notes(reference: Reference) -> tuple[str, ...]:
     return (f"{reference.rounding}; artifacts are compared with its answers to the samples as they are",)
 
 
+def copies_notes(samples: SampleSet, reference: Reference) -> tuple[str, ...]:
+    """What a reader of the run should know where most validation samples are copies of others."""
+    if samples.groups or not samples.real or 2 * reference.distinct >= samples.count:
+        return ()
+    return (
+        f"Of the {samples.count} validation samples only {reference.distinct} differ beyond rounding and have a finite "
+        f"answer, and intervals count all {samples.count}: where rows were repeated, name the column that says what "
+        "they are copies of as data.groups",
+    )
+
+
 def _below(files: Mapping[str, str], root: Path) -> dict[str, str]:
     return {name: Path(path).relative_to(root).as_posix() for name, path in files.items()}
 

@@ -13,7 +13,6 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
-from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import PortableModel, SampleSet, SourceModel
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
@@ -23,13 +22,13 @@ from compile_stage.measure.readers import SampleRequest
 def compare_samples(
     context: Context, limits: WorkerLimits, model: PortableModel, samples: Mapping[str, SampleSet]
 ) -> tuple[str, ...]:
-    """What a reader should know of the two sets: samples that both hold, and activations that the calibration set does
-    not show.
+    """What a reader should know of the two sets: samples that both hold, and, of an ONNX graph that is run as a whole,
+    activations that the calibration set does not show.
 
     It decides nothing, so a model that can't be looked into, or a worker that dies of it, costs the run a note and no
     more.
     """
-    if "calibration" not in samples or model.form != "onnx" or has_cache(model.signature):
+    if "calibration" not in samples:
         return ()
     calibration, validation = samples["calibration"], samples["validation"]
     key = {"model": model.digest, "calibration": calibration.digest, "validation": validation.digest}

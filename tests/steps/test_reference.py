@@ -13,7 +13,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Check, Data, DataSpec, Gate, Outcome, PortableModel, SampleSet
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.reference import Reference
-from compile_stage.steps.reference import reference, rounding_notes
+from compile_stage.steps.reference import copies_notes, reference, rounding_notes
 from compile_stage.steps.validate import _name_rounding
 
 SIGNATURE = Signature(inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 2)),), outputs=())
@@ -60,6 +60,16 @@ def test_the_baseline_is_the_answers_to_the_samples_as_they_are(tmp_path: Path) 
     assert np.any(np.load(found.rounded["y"]) != np.arange(8) * 7)
     (note,) = rounding_notes(found)
     assert "by the rounding of 'time' (5)" in note
+
+
+def test_a_report_says_that_most_samples_are_copies(tmp_path: Path) -> None:
+    """Broken: 300 rows that are 30 samples ten times have the intervals of 300, and only a check's reason says so."""
+    found, _ = asked(tmp_path, Original(takes=True))
+    samples = SampleSet(path="", digest="", count=300, real=True, source="")
+    few, half = replace(found, distinct=30), replace(found, distinct=150)
+    (note,) = copies_notes(samples, few)
+    assert note.startswith("Of the 300 validation samples only 30 differ")
+    assert copies_notes(samples, half) == copies_notes(replace(samples, groups=30), few) == ()
 
 
 def test_an_original_that_refuses_the_wider_type_is_asked_with_rounded_samples(tmp_path: Path) -> None:
