@@ -20,6 +20,8 @@ Seeded: the same figures on every machine.
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
+- **Candidates**: as *accuracy*, of several candidates that are all at the limit, or lose half as much again: how often
+  one passes, and so is published. Of the answers, the share `alike` is lost by all or none of them.
 - **Groups**: an artifact exactly at the limit, and one with half of it, of samples in groups: of one size (10), or of
   sizes with a tail (lognormal, or Pareto with the power 1.2, at most 400). Answers change as often as `loses` and
   `gains` say on average, and alike within a group by the correlation `alike` (beta-binomial), but for a tenth that both
@@ -351,6 +353,29 @@ def drop_passes(
         result = measure(gate, own, base, truth, seed=trial, **known)
         passed += result.interval.high <= gate.limit + 1e-12
     return passed / trials
+
+
+def candidates_cell(count: int, samples: int, loses: float, alike: float, trials: int) -> dict[str, float]:
+    """How often at least one of so many candidates passes, all of which lose that share of right answers: the fastest
+    of those that passed is published, so a bad one is."""
+    gate = Gate(
+        metric="accuracy", limit=0.01, direction="at_most", confidence=0.95, options={"drop": "max_drop"}
+    )  # fmt: skip
+    generator = np.random.default_rng([count, samples, int(loses * 1e4), int(10 * alike)])
+    truth, known, published = np.zeros(samples, np.int64), dict[int, bool](), 0
+    for _ in range(trials):
+        common = generator.random(samples)
+        passed = False
+        for _ in range(count):
+            fate = np.where(generator.random(samples) < alike, common, generator.random(samples))
+            lost = int(np.sum(fate < loses))  # nothing is gained, so the number decides
+            if lost not in known:
+                own = (np.arange(samples) < lost).astype(np.int64)
+                found = measure_task(gate, own, truth, truth, seed=0)
+                known[lost] = found.interval is not None and found.interval.high <= gate.limit
+            passed |= known[lost]
+        published += passed
+    return {"published": published / trials}
 
 
 def groups_cell(
@@ -707,6 +732,17 @@ def accuracy_rows(trials: int, before: Before | None) -> list[dict[str, Any]]:
     return rows
 
 
+def candidates_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for samples, loses in ((512, 0.01), (512, 0.015), (2000, 0.01), (2000, 0.015)):
+        for count in (1, 5, 20):
+            for alike in (0.0, 0.5, 0.9):
+                row = {"count": count, "samples": samples, "loses": loses, "alike": alike}
+                rows.append({"question": "candidates", **row, **candidates_cell(count, samples, loses, alike, trials)})
+                print(rows[-1], flush=True)
+    return rows
+
+
 def groups_rows(trials: int) -> list[dict[str, Any]]:
     cells = [
         {"sizes": sizes, "number": number, "loses": loses, "gains": gains, "alike": alike}
@@ -846,8 +882,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "accuracy", "groups", "p95", "undecided", "tries", "served",
-        "perplexity", "own", "tokens",
+        "speedup", "starts", "allocation", "speeds", "accuracy", "candidates", "groups", "p95", "undecided", "tries",
+        "served", "perplexity", "own", "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -865,6 +901,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += speeds_rows(max(50, options.trials // 5))
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
+        if options.question in (None, "candidates"):
+            record.rows += candidates_rows(options.trials)
         if options.question in (None, "groups"):
             record.rows += groups_rows(options.trials)
         if options.question in (None, "p95"):
