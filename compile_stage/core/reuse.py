@@ -35,7 +35,7 @@ MADE = frozenset(
 )
 """Steps whose results follow from their inputs; so do all that begin with `export-`. What they decide is proven
 afterwards."""
-VERDICTS = frozenset(("reference", "predict", "validate", "look", "soak", "texts", "serve"))
+VERDICTS = frozenset(("reference", "predict", "validate", "look", "timed-answers", "soak", "texts", "serve"))
 """Steps that say what a model answers, or whether that is right."""
 TIMINGS = frozenset(("quick_latency", "benchmark", "predict-speedup", "profile", "serving-cost"))
 """Steps that say how fast something is."""

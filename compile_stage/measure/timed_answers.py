@@ -84,6 +84,10 @@ class Proof:
         return {"gates": gates, "reference": self.digest, "waived": self.waived}
 
 
+ANSWERED_OTHERWISE = "answered differently while it was timed"
+"""So begins what is said of who gave other answers than it was proven to give."""
+
+
 @dataclass
 class AnswerLog:
     """The kept answers of the rounds at one batch size.
@@ -125,7 +129,7 @@ class AnswerLog:
             problem = rows.refuse(proof.gates[name], furthest) or self._refuse_first(name, baseline, proof, furthest)
         except _DifferentError as different:
             problem = str(different)
-        return f"answered differently while it was timed: {problem} (batch {self.batch_size})" if problem else ""
+        return f"{ANSWERED_OTHERWISE}: {problem} (batch {self.batch_size})" if problem else ""
 
     def _refuse_first(self, name: str, baseline: str, proof: Proof, furthest: float) -> str:
         """The same of a language model's answers to its prompts alone, beside the original's."""

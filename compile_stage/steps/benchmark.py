@@ -40,9 +40,10 @@ from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MOST_TRIES, MeasurementRequest
 from compile_stage.measure.restarts import CONTENDER, MORE_PROCESSES, MOST_TRIED, Schedule, worth_a_try
 from compile_stage.measure.rounds import OVERTIME
-from compile_stage.measure.timed_answers import Proof
+from compile_stage.measure.timed_answers import ANSWERED_OTHERWISE, Proof
 
 _STEP = "benchmark/16"
+_ANSWERS = "timed-answers/1"
 
 
 @record
@@ -229,10 +230,67 @@ def benchmark(
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
 
+    An artifact that answered otherwise than it was proven to while an earlier run timed it fails again without being
+    measured: one that is wrong now and then would pass in some later run.
+
     Returns:
         What a reader should know of all of it, such as that the machine was busy, is in the notes of the baseline's
         measurement.
     """
+    keys = {name: _key_of_answers(context, artifact, name, request) for name, artifact in artifacts.items()}
+    earlier = {name: failure for name, key in keys.items() if key and (failure := _wrong_before(context, key))}
+    left = {n: artifact for n, artifact in artifacts.items() if context.remeasure or n not in earlier}
+    if artifacts and not left:
+        return Measured(measurements={}, failures=earlier, cached=True)
+    measured = _benchmark(context, baseline, left, request)
+    for name in left:
+        failure = measured.failures.get(name)
+        is_wrong = failure is not None and failure.problem.startswith(ANSWERED_OTHERWISE)
+        if (key := keys[name]) and (is_wrong or (name in earlier and failure is None)):
+            context.cache.fetch(_ANSWERS, key, partial(_kept, failure), anew=True)
+    known = {name: failure for name, failure in earlier.items() if name not in left}
+    return replace(measured, failures={**measured.failures, **known})
+
+
+def _key_of_answers(
+    context: Context, artifact: Artifact, name: str, request: MeasurementRequest
+) -> dict[str, Any] | None:
+    """What decides whether the answers that it gives while it is timed are right; None where nobody looks at them."""
+    if request.proof is None or name not in request.proof.gates:
+        return None
+    own = {name: request.proof.gates[name]}
+    waived = (name,) if name in request.proof.waived else ()
+    return cache_key({
+        "artifact": _loaded(artifact),
+        "proof": replace(request.proof, gates=own, waived=waived).key(),
+        "samples": request.samples.digest,
+        "batch_sizes": list(request.target.batch_sizes),
+        "threads": request.target.threads,
+        "device": request.target.device,
+        "hardware": context.hardware,
+    })  # fmt: skip
+
+
+def _kept(failure: Failure | None, _: object) -> Failure | None:
+    return failure
+
+
+def _wrong_before(context: Context, key: Mapping[str, Any]) -> Failure | None:
+    """How it failed when it was timed before."""
+    stored = context.cache.read(_ANSWERS, key)
+    if stored is None or stored.value is None:
+        return None
+    failure: Failure = revive(Failure, stored.value)
+    again = "in an earlier run; with --remeasure it is measured again"
+    return replace(failure, problem=f"{failure.problem}, {again}")
+
+
+def _benchmark(
+    context: Context,
+    baseline: SourceModel | Artifact,
+    artifacts: Mapping[str, Artifact],
+    request: MeasurementRequest,
+) -> Measured:
     models: dict[str, SourceModel | Artifact] = {BASELINE: baseline, **artifacts}
     starts = 1 if request.first_look else request.starts or MORE_PROCESSES
     measuring = ProcessStarts(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))

@@ -26,7 +26,7 @@ from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import Schedule
-from compile_stage.measure.timed_answers import Proof
+from compile_stage.measure.timed_answers import AnswerLog, Proof
 from compile_stage.steps.benchmark import BASELINE, CandidatesRequest, Measured, _Joined, are_decided, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
@@ -595,6 +595,38 @@ def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> N
     later = measure(tmp_path, FakeEngine(noise=3.0), seconds=1)
     assert later.cached
     assert later.measurements == fresh.measurements
+
+
+def test_who_answered_otherwise_while_it_was_timed_fails_in_later_runs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an artifact that is wrong in one run of three is published by CI that runs again."""
+    engine, refused = FakeEngine(0.001), ["answered differently while it was timed: zeros"]
+    monkeypatch.setattr(AnswerLog, "refuse", lambda *_: refused[0])
+    proof = Proof(gates={"fast": ()}, reference={}, digest="")
+
+    def problem(*, remeasure: bool = False) -> str:
+        failure = measure(tmp_path, engine, proof=proof, remeasure=remeasure).failures.get("fast")
+        return failure.problem if failure is not None else ""
+
+    assert problem() == refused[0]
+    first, refused[0] = refused[0], ""
+    turns = engine.turns
+    assert problem() == f"{first}, in an earlier run; with --remeasure it is measured again"
+    assert engine.turns == turns
+    assert problem(remeasure=True) == ""
+    assert problem() == ""
+
+
+def test_who_failed_for_the_machines_sake_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a candidate that had no room in memory once is never measured again."""
+    engine = FakeEngine(0.001)
+    proof = Proof(gates={"fast": ()}, reference={}, digest="")
+    monkeypatch.setattr(AnswerLog, "refuse", lambda *_: "")
+    engine.raising = "fast"
+    assert measure(tmp_path, engine, proof=proof).failures
+    engine.raising = ""
+    assert not measure(tmp_path, engine, proof=proof).failures
 
 
 @pytest.mark.slow
