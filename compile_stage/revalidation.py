@@ -314,6 +314,7 @@ def measure(
         min_calls=calls_needed(gates),
         decided=lambda _, found: are_decided(looked_at, found, size_bytes),
         proof=validated.proof,
+        each_time=True,
     )
     measured = benchmark(context, baseline or validated.source, {job.id: validated.artifact}, request)
     measurement = measured.measurements.get(job.id)

@@ -32,6 +32,8 @@ class MeasurementRequest:
         min_calls: So many calls of each are wanted even where the ratios are known sooner.
         decided: False for a participant and its measurement that came out too unsteady to answer what is asked of it.
             The next run, which may find a quieter machine, measures such a one again, `MOST_TRIES` times in all.
+        each_time: What is open is measured each time, and so is who answered wrongly before: a validation has no
+            `--remeasure`, and who repeats one by itself counts how often (`service.requalification`).
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
         overtime: Times the seconds that rounds may take where there are too few of them.
@@ -59,5 +61,6 @@ class MeasurementRequest:
     holds: Callable[[str, Measurement], bool | None] | None = None
     starts: int | None = None
     more: Callable[[Mapping[str, Measurement]], tuple[Mapping[str, Artifact], Proof | None]] | None = None
+    each_time: bool = False
     first_look: bool = False
     proof: Proof | None = None

@@ -239,7 +239,8 @@ def benchmark(
     """
     keys = {name: _key_of_answers(context, artifact, name, request) for name, artifact in artifacts.items()}
     earlier = {name: failure for name, key in keys.items() if key and (failure := _wrong_before(context, key))}
-    left = {n: artifact for n, artifact in artifacts.items() if context.remeasure or n not in earlier}
+    asked_anew = context.remeasure or request.each_time
+    left = {name: artifact for name, artifact in artifacts.items() if asked_anew or name not in earlier}
     if artifacts and not left:
         return Measured(measurements={}, failures=earlier, cached=True)
     measured = _benchmark(context, baseline, left, request)
@@ -312,7 +313,7 @@ def _benchmark(
         return {name: replace(measurement, tries=tries + 1) for name, measurement in measured.items()}
 
     try:
-        anew = context.remeasure or (is_open and tries < MOST_TRIES)
+        anew = context.remeasure or (is_open and (request.each_time or tries < MOST_TRIES))
         cached = context.cached(_STEP, request.label, key, make, anew=anew)
     except _PartialError as error:  # a failure is never cached, and the others' numbers still hold
         return Measured(measurements=error.measurements, failures=measuring.failures, cached=False)

@@ -238,6 +238,8 @@ def test_what_leaves_a_limit_open_is_measured_in_three_runs_and_no_more_unless_a
         for earlier in ("1 earlier measurement", *["2 earlier measurements"] * 2, "3 earlier measurements")
     ]
     assert "since 3 left a limit open" in notes[3][1]
+    validated = [measure(tmp_path, engine, decided=lambda *_: False, each_time=True) for _ in range(2)]
+    assert [one.measurements["fast"].tries for one in validated] == [5, 6], "a validation has no such option"
 
 
 @pytest.mark.parametrize(("busy", "decided"), [(True, False), (False, True)])
@@ -614,6 +616,11 @@ def test_who_answered_otherwise_while_it_was_timed_fails_in_later_runs_too(
     turns = engine.turns
     assert problem() == f"{first}, in an earlier run; with --remeasure it is measured again"
     assert engine.turns == turns
+    assert not measure(tmp_path, engine, proof=proof, each_time=True).failures
+    refused[0] = first
+    assert problem(remeasure=True) == first
+    assert problem() == f"{first}, in an earlier run; with --remeasure it is measured again"
+    refused[0] = ""
     assert problem(remeasure=True) == ""
     assert problem() == ""
 
