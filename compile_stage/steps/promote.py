@@ -32,6 +32,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import stats
 from compile_stage.measure.recompute import refuse_published, refuse_verdict
+from compile_stage.measure.request import MOST_TRIES
 from compile_stage.measure.served_load import SERVED_GATES
 from compile_stage.serving import approval
 from compile_stage.serving.manifest import artifact_of, check_integrity, data_folder, refuse_machine, validations
@@ -334,6 +335,8 @@ def _refuse_slower(
             )
         if slowest > max_slowdown:
             known = stats.is_resolved(timing)
+            # What is run again without the option takes these figures from the cache then.
+            again = "--remeasure on " if successor is not None and successor.tries >= MOST_TRIES else ""
             p50 = f"{1 / timing.speedup:.3f} (up to {slowest:.3f})" if timing.speedup else f"up to {slowest:.3f}"
             raise GateError(
                 f"not promoted to {alias!r}: at batch size {batch_size} its p50 is {p50} times that of {old}, at most "
@@ -341,5 +344,5 @@ def _refuse_slower(
                 + ("" if known else f"; after {timing.rounds} rounds it is not known more narrowly"),
                 where=receipt.uri,
                 fix="promote.max_slowdown in the policy sets the limit"
-                + ("" if known else "; a quieter machine, or a larger budget.measure_seconds, narrows it"),
+                + ("" if known else f"; {again}a quieter machine, or a larger budget.measure_seconds, narrows it"),
             )

@@ -79,6 +79,17 @@ def test_slower_or_not_shown_to_be_as_fast_does_not_move_an_alias(timings: tuple
         move(*timings)
 
 
+@pytest.mark.parametrize(("tries", "advice"), [(2, "; a quieter machine"), (3, "; --remeasure on a quieter machine")])
+def test_what_was_compared_three_times_is_compared_again_by_the_option_alone(tries: int, advice: str) -> None:
+    """Broken: who runs again as advised is told the figures of the cache."""
+    context: Any = SimpleNamespace()
+    before = Incumbent(artifact=artifact(digest="sha256:old"), uri="models:/m-compiled/1")
+    measured = measurement(timings=(timing(1, 0.8, 3.0, stable=False), timing(8, 2.0, 2.1)), tries=tries)
+    with pytest.raises(GateError) as refused:
+        promote(context, source(), TARGET, "prod", before, measured)
+    assert advice in refused.value.fix
+
+
 def test_as_fast_at_every_batch_size_gets_through() -> None:
     """Broken: nothing would ever be promoted over something else."""
     with pytest.raises(AttributeError):  # of the empty context: nothing refused it
