@@ -37,7 +37,7 @@ class _ReadOnly(Context):
     def cached(
         self, step: str, job_id: str, key: Mapping[str, Any], make: Callable[[Path], Any], *, anew: bool = False
     ) -> Cached:
-        if (entry := self.cache.read(step, cache_key(key))) is None:
+        if anew or (entry := self.cache.read(step, cache_key(key))) is None:
             raise _NotCachedError(step)
         return entry
 
