@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -104,6 +105,35 @@ def test_threads_share_one_model(save: Save) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_no_session_is_called_by_two_threads_at_once(save: Save) -> None:
+    """Broken: a backend that answers rightly call by call, which is all that a run proves, answers wrongly or crashes
+    in MLflow's server, which calls from several threads."""
+
+    class Alone:
+        """A session with one place for its input."""
+
+        def __init__(self, session: Any) -> None:
+            self.session, self.held, self.overlapped = session, threading.Lock(), 0
+
+        def run(self, batch: Any) -> Any:
+            if not self.held.acquire(blocking=False):
+                self.overlapped += 1
+                return {}
+            try:
+                time.sleep(0.002)
+                return self.session.run(batch)
+            finally:
+                self.held.release()
+
+    with flavor.load_model(str(save())) as model:
+        model._session = alone = Alone(model._session)
+        x = np.ones((2, 4), np.float32)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: model.run({"x": x}), range(40)))
+    assert alone.overlapped == 0
+    assert all("y" in answer for answer in answers)
 
 
 @pytest.mark.filterwarnings("ignore:Operation with range is deprecated:DeprecationWarning")  # MLflow on pandas 3
