@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,7 @@ from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
     columns_by_number,
     count_votes,
+    divide_by_magnitude,
     halve_scores,
     keep_fractions,
     keep_means,
@@ -37,11 +39,13 @@ from compile_stage.sources.sklearn_converted import (
     last_step,
     prepare,
     refuse_calibration,
+    refuse_functions,
     scale_exactly,
     scalers_before_trees,
     without_search,
     write_logarithms,
 )
+from compile_stage.sources.sklearn_labels import refuse_thresholds, register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
@@ -200,7 +204,11 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
         )
     if reason := encoders.refuse_rounded(estimator) or encoders.refuse_dropped(estimator):
         return reason
-    if reason := refuse_calibration(estimator) or refuse_boosters(estimator) or refuse_targets(estimator):
+    if reason := refuse_calibration(estimator) or refuse_boosters(estimator):
+        return reason
+    if reason := refuse_targets(estimator) or refuse_thresholds(estimator):
+        return reason
+    if reason := refuse_functions(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
@@ -403,11 +411,8 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = _framer(estimator, signature, source)(list(inputs.values()))
         try:
-            expected = [estimator.predict(rows)]
-            if len(signature.outputs) > 1:
-                expected.append(estimator.predict_proba(rows))
+            expected = list(_both_answers(estimator, signature, source, inputs))
         except Exception:
             if texts:
                 raise
@@ -421,12 +426,41 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
         fed = dict(zip((value.name for value in session.get_inputs()), inputs.values(), strict=True))
         found = session.run(None, fed)
     except Exception as error:  # noqa: BLE001 - whatever the runtime says of a graph that it can't take
+        if "locale" in str(error):
+            return (
+                "ONNX Runtime can't run what it is converted to without the locale en_US.UTF-8: install it here, and "
+                "where the model is served (package locales, `locale-gen en_US.UTF-8`), or split texts before the model"
+            )
         return f"ONNX Runtime can't run what it is converted to: {first_line(error)}"
     rtol, atol, most = (1e-3, 1e-4, 0.0) if texts else (0.01, None, 0.5)
-    for spec, one, other in zip(signature.outputs, found, expected, strict=False):
-        if _rows_apart(np.asarray(one), np.asarray(other), rtol, atol).mean() > most:
-            return f"skl2onnx does not convert it exactly: its {spec.name} of the logged example is another"
+    for spec, one, *others in zip(signature.outputs, found, *expected, strict=False):
+        apart = [_rows_apart(np.asarray(one), np.asarray(other), rtol, atol) for other in others]
+        if np.logical_and.reduce(apart).mean() > most:
+            way = (
+                "run its first steps before the model, and log the model that takes what they give"
+                if hasattr(estimator, "steps")
+                else "use another estimator, or convert it yourself, and log that with mlflow.onnx"
+            )
+            return f"skl2onnx does not convert it exactly: its {spec.name} of rows of the logged example differ: {way}"
     return None
+
+
+def _both_answers(estimator: Any, signature: Signature, source: SourceModel, rounded: Batch) -> Iterator[list[Any]]:
+    """What the original answers to the example with its numbers rounded to float32, and as predict() is given it. The
+    graph's numbers are rounded too, but so are its thresholds: where one is a value of the training data, the graph may
+    answer as the original does to the number that is not rounded."""
+    given: Batch | None
+    if _has_columns(signature):
+        given = _example_columns(source, signature, as_given=True)
+    else:
+        given = mlmodel.named_example(source, signature, as_given=True)
+    given = rounded if given is None else given  # there is one where there is a rounded one
+    for inputs, keeps_type in ((rounded, False), (tabular.as_predict_gets(source, given), True)):
+        rows = _framer(estimator, signature, source, as_given=keeps_type)(list(inputs.values()))
+        answers = [estimator.predict(rows)]
+        if len(signature.outputs) > 1:
+            answers.append(estimator.predict_proba(rows))
+        yield answers
 
 
 def _rows_apart(one: Any, other: Any, rtol: float, atol: float | None) -> Any:
@@ -485,6 +519,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             _answer(estimator, wanted.inputs, source)
         register_converters(estimator, fed_sparse)
     register_target_converter(estimator)
+    register_label_converters(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:
         with warnings.catch_warnings(), columns_by_number(estimator) if by_number else nullcontext():
@@ -498,11 +533,14 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             where=source.uri,
         ) from error
     except Exception as error:
-        problem = f"skl2onnx can't convert {type(last_step(estimator)).__name__}: {first_line(error)}"
+        step = _step_of(error) or type(last_step(estimator)).__name__
+        problem = f"skl2onnx can't convert {step}: {first_line(error).partition(' You may raise')[0].rstrip('.')}"
         fix = (
             "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
         )
-        if _has_columns(wanted) and not picks:
+        if step == "SimpleImputer" and _has_columns(wanted):
+            fix = "fill missing texts before the model, and leave the imputer of text columns out of it"
+        elif _has_columns(wanted) and not picks:
             kind = type(last_step(estimator)).__name__
             fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
         raise SourceError(problem, fix=fix, where=source.uri) from error
@@ -512,6 +550,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     halve_scores(model, estimator)
     label_by_score(model, estimator)
     keep_fractions(model)
+    divide_by_magnitude(model)
     keep_means(model, estimator)
     scale_exactly(model, estimator, is_given_float32=is_given_float32)
     if by_name:
@@ -520,6 +559,13 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         tabular.pick_columns(model, [ordered.index(name) for name in names])
     tabular.without_ml_operators(model)
     return model
+
+
+def _step_of(error: Exception) -> str | None:
+    """The class of the step at which skl2onnx failed: whose converter, or shapes, it was in, if in any."""
+    converted = [frame.f_locals.get("operator") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = [step for step in (getattr(operator, "raw_operator", None) for operator in converted) if step is not None]
+    return type(steps[-1]).__name__ if steps else None
 
 
 def _blamed(error: Exception, estimator: Any) -> str:

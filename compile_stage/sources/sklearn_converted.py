@@ -32,8 +32,14 @@ def prepare(estimator: Any) -> None:
         kind = type(part).__name__
         if kind == "VotingClassifier" and hasattr(part, "estimators_"):
             part.flatten_transform = False  # the form of transform(), which is not called
-        if kind in ("VotingClassifier", "VotingRegressor") and isinstance(part.weights, list | tuple):
-            part.weights = np.asarray(part.weights)
+        if (
+            kind in ("VotingClassifier", "VotingRegressor")
+            and part.weights is not None
+            and hasattr(part, "estimators_")
+        ):
+            # skl2onnx takes the weights of the first voters where one of them is dropped
+            part.weights = np.asarray(part._weights_not_none)
+            part.estimators = [(name, voter) for name, voter in part.estimators if not isinstance(voter, str)]
         if kind == "KBinsDiscretizer" and part.encode == "onehot":
             part.encode = "onehot-dense"  # ONNX has no sparse tensors; the fitted encoder stays as it is
 
@@ -53,6 +59,20 @@ def refuse_calibration(estimator: Any) -> str | None:
                     "skl2onnx converts no calibrated pipeline of a LinearSVC: put the steps before the calibration, as "
                     "in make_pipeline(StandardScaler(), CalibratedClassifierCV(LinearSVC()))"
                 )
+    return None
+
+
+def refuse_functions(estimator: Any) -> str | None:
+    """The reason when a step calls a function of Python. What brings a target back is `sklearn_targets`' to judge."""
+    held = list(parts(estimator))
+    of_targets = {id(part.transformer_) for part in held if hasattr(part, "transformer_")}
+    for part in held:
+        if type(part).__name__ == "FunctionTransformer" and part.func is not None and id(part) not in of_targets:
+            name = getattr(part.func, "__name__", type(part.func).__name__)
+            return (
+                f"its FunctionTransformer calls {name}, and a function of Python is not compiled: call it before the "
+                "model, and log the model that takes what it gives"
+            )
     return None
 
 
@@ -268,6 +288,31 @@ def keep_fractions(model: ModelProto) -> None:
         ]
         node.input[0] = name
         _put_behind(model, cut, checks)
+
+
+def divide_by_magnitude(model: ModelProto) -> None:
+    """Have each Normalizer(norm='max') divide by the largest magnitude of a row, as scikit-learn does. The operator of
+    ONNX that skl2onnx writes divides by the largest number: of [-4, 1] it makes [-4, 1] in the place of [-1, 0.25]."""
+    from onnx import helper, numpy_helper
+
+    for node in [one for one in model.graph.node if one.op_type == "Normalizer"]:
+        if not any(entry.name == "norm" and entry.s == b"MAX" for entry in node.attribute):
+            continue
+        given, answer = node.input[0], node.output[0]
+        columns, zero, one = (f"{answer}_{word}" for word in ("columns", "zero", "one"))
+        constants = {columns: np.asarray([1], np.int64), zero: np.float32(0), one: np.float32(1)}
+        model.graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
+        )
+        steps = [
+            ("Abs", [given], f"{answer}_magnitudes"),
+            ("ReduceMax", [f"{answer}_magnitudes", columns], f"{answer}_most"),
+            ("Equal", [f"{answer}_most", zero], f"{answer}_is_zero"),
+            ("Where", [f"{answer}_is_zero", one, f"{answer}_most"], f"{answer}_divisor"),
+            ("Div", [given, f"{answer}_divisor"], answer),
+        ]
+        _put_behind(model, node, [helper.make_node(kind, taken, [made], name=made) for kind, taken, made in steps])
+        model.graph.node.remove(node)
 
 
 def label_by_score(model: ModelProto, estimator: Any) -> None:

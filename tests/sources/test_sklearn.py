@@ -41,7 +41,12 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.mixture import GaussianMixture
-from sklearn.model_selection import GridSearchCV, RandomizedSearchCV
+from sklearn.model_selection import (
+    FixedThresholdClassifier,
+    GridSearchCV,
+    RandomizedSearchCV,
+    TunedThresholdClassifierCV,
+)
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
@@ -51,6 +56,7 @@ from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
     MinMaxScaler,
+    Normalizer,
     OneHotEncoder,
     OrdinalEncoder,
     QuantileTransformer,
@@ -276,7 +282,7 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
         (CalibratedClassifierCV(scaled(LinearSVC()), cv=2), "put the steps before the calibration"),
         (CalibratedClassifierCV(FrozenEstimator(scaled(LinearSVC()).fit(X, Y))), "put the steps"),
         (scaled(OneVsRestClassifier(SVC())), "without probabilities"),
-        (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of the logged example is another"),
+        (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of rows of the logged example differ"),
         (StackingClassifier([("a", scaled(SVC()))], passthrough=True, cv=2), "ONNX Runtime can't run"),
     ],
 )
@@ -894,3 +900,73 @@ def test_columns_that_the_signature_has_in_float32_are_rounded_for_the_original_
     with exporter.open_as_given(source, target()) as session:
         answers = session.run(wide)
     np.testing.assert_array_equal(answers["probabilities"], model.predict_proba(given).astype(np.float32))
+
+
+VOTES = [
+    VotingClassifier([("a", SVC()), ("b", LogisticRegression(max_iter=50)), ("c", LinearSVC())]),
+    VotingClassifier([("a", LinearSVC()), ("out", "drop"), ("c", LogisticRegression())], weights=[1, 9, 3]),
+    VotingClassifier(
+        [("a", GaussianNB()), ("out", "drop"), ("c", LogisticRegression())], voting="soft", weights=[1, 9, 3]
+    ),
+    FixedThresholdClassifier(scaled(LogisticRegression()), threshold=0.9),
+    FixedThresholdClassifier(LogisticRegression(), threshold=0.9, pos_label="malignant"),
+    TunedThresholdClassifierCV(GaussianNB(), scoring="balanced_accuracy", cv=2),
+]
+
+
+@pytest.mark.parametrize("model", VOTES, ids=lambda model: f"{type(model).__name__}-{VOTES.index(model)}")
+def test_labels_by_votes_and_by_thresholds_are_those_of_the_original(tmp_path: Path, prove: Proof, model: Any) -> None:
+    """Broken: an SVC's scores are taken for votes, weights go to other voters, and a threshold is left out: it passes
+    where no sample lies between the threshold and a half."""
+    rows = X.iloc[:, :4]
+    fitted = model.fit(rows, np.where(Y, "benign", "malignant"))
+    source = save(tmp_path / "model", fitted, rows, serialization_format="cloudpickle")
+    prove(source, {"X": rows.to_numpy()}, sizes=(len(rows),), compliance=PICKLES, rtol=1e-4)
+
+
+def test_a_threshold_of_what_is_no_probability_is_refused(tmp_path: Path) -> None:
+    """Broken: the label of the inner model is published."""
+    model = FixedThresholdClassifier(LinearSVC(), threshold=0.3).fit(X, Y)
+    source = save(tmp_path / "model", model, serialization_format="cloudpickle")
+    assert "response_method='predict_proba'" in str(SklearnSource().refuse(source, PICKLES))
+
+
+def test_rows_are_divided_by_their_largest_magnitude(tmp_path: Path, prove: Proof) -> None:
+    """Broken: rows with a large negative number are divided by another one; it passes where no sample has one."""
+    rows = pd.DataFrame([[-4.0, 1.0], [2.0, 1.0], [0.0, 0.0], [-1.0, -3.0]] * 5, columns=["a", "b"], dtype=np.float32)
+    model = make_pipeline(Normalizer("max"), LogisticRegression()).fit(rows, [0, 1, 1, 0] * 5)
+    source = save(tmp_path / "model", model, rows, serialization_format="cloudpickle")
+    prove(source, {"X": rows.to_numpy()}, compliance=PICKLES)
+
+
+def test_thresholds_that_are_values_of_the_example_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Broken: beside a column of text, boosted trees of prices in float64 were refused, since the original was asked
+    with rounded prices."""
+    people = PEOPLE[["city"]].assign(price=RANDOM.integers(0, 50, len(PEOPLE)) / 10)
+    columns = ColumnTransformer([("c", OneHotEncoder(sparse_output=False), ["city"]), ("p", "passthrough", ["price"])])
+    boosting = HistGradientBoostingClassifier(max_bins=8, max_iter=5)
+    model = make_pipeline(columns, boosting).fit(people, people["price"] > 2.5)
+    rounded = people.astype({"price": np.float32})
+    apart = (model.predict_proba(people) != model.predict_proba(rounded)).any(axis=1)
+    assert apart.any()
+    source = save(tmp_path / "model", model, people[apart], serialization_format="cloudpickle")
+    assert SklearnSource().refuse(source, PICKLES) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (FunctionTransformer(np.log1p), "FunctionTransformer calls log1p"),
+        (SimpleImputer(missing_values=0), "SimpleImputer"),
+    ],
+    ids=["function", "imputer"],
+)
+def test_the_step_that_is_not_converted_is_named(tmp_path: Path, step: Any, words: str) -> None:
+    """Broken: the message names the estimator at the end, which is converted."""
+    source = save(tmp_path / "m", make_pipeline(step, Ridge()).fit(X, Y), serialization_format="cloudpickle")
+    try:
+        reason = SklearnSource().refuse(source, PICKLES)
+    except SourceError as error:
+        reason = error.reason
+    assert words in str(reason)
+    assert "Ridge" not in str(reason)
