@@ -182,12 +182,17 @@ def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Prob
 _MEANT = {"gpu": "cuda", "nvidia": "cuda", "amd": "rocm", "mps": "apple", "metal": "apple"}
 """Words that others have for a device, whose spelling is nearer to another one's."""
 
+_CURLY_QUOTES = "“”„‟‘’‚‛«»"
+
 _NAMES = "letters, digits, `_` and single `-`, since it becomes part of job ids and aliases"
 
 
 def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tuple[str, str, str]:
     """(what is wrong, what is allowed, did you mean) of one value."""
     text = node.text or repr(node.plain())
+    if kind in ("literal_error", "string_pattern_mismatch") and set(_CURLY_QUOTES) & set(str(node.value)):
+        plain = str(node.value).strip(_CURLY_QUOTES)
+        return f"{node.value!r} holds a curly quote, which is no quote to YAML", f'write "{plain}"', ""
     if kind == "literal_error":
         words = _words(context)
         if words == ("auto",):
@@ -280,8 +285,14 @@ def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, st
 
 
 def _needed(wanted: str, path: Path) -> str:
-    """What must stand there, and what for; an entry under a name of the user's own has no description."""
+    """What must stand there, how it is written, and what for; an entry under a name of the user's own has no
+    description."""
     about = _about(path)
+    if str(path[-1]) in METRICS and "tolerances" in path:
+        return f"a metric stands under the precision that it is for: write fp32: {{{path[-1]}: ...}}"
+    if wanted == _WANTED["dict_type"]:
+        keys, inner = keys_at(path), keys_at((*path, "NAME"))
+        wanted += f" such as {{{keys[0]}: ...}}" if keys else f" such as {{NAME: {{{inner[0]}: ...}}}}" if inner else ""
     return f"{wanted} is needed here{': ' if about else ''}{about}"
 
 

@@ -337,8 +337,23 @@ IN_A_FILE = {
     ),
     "nothing after the colon": (
         "targets:\n",
-        "p.yaml:4:9: targets: has no value; a map is needed here: By name: where artifacts must run. Only a base that "
-        "others extend may have none",
+        "p.yaml:4:9: targets: has no value; a map such as {NAME: {device: ...}} is needed here: By name: where "
+        "artifacts must run. Only a base that others extend may have none",
+    ),
+    "targets as a list": (
+        "targets: [cpu]",
+        "p.yaml:4:10: targets: is a list; a map such as {NAME: {device: ...}} is needed here: By name: where artifacts "
+        "must run. Only a base that others extend may have none",
+    ),
+    "a metric without its precision": (
+        TARGET + "tolerances: {cosine: 0.99}",
+        "p.yaml:5:22: tolerances.cosine: `0.99` is a single value; a metric stands under the precision that it is for: "
+        "write fp32: {cosine: ...}",
+    ),
+    "curly quotes, as a document or a chat makes them": (
+        TARGET + "data: {validation: {source: “mlflow-dataset:held-out”}}",
+        "p.yaml:5:29: data.validation.source: '“mlflow-dataset:held-out”' holds a curly quote, which is no quote to "
+        'YAML; write "mlflow-dataset:held-out"',
     ),
     "a limit that a half-edited file lost": (
         TARGET + "performance:\n  min_speedup:\n",
@@ -359,7 +374,7 @@ IN_A_FILE = {
     ),
     "a value for a map": (
         TARGET + "budget: 60",
-        "p.yaml:5:9: budget: `60` is a single value; a map is needed here: What a run may cost",
+        "p.yaml:5:9: budget: `60` is a single value; a map such as {minutes: ...} is needed here: What a run may cost",
     ),
     "a value for a list": (
         "targets: {t: {batch_sizes: 1}}",
