@@ -50,6 +50,7 @@ _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
 _NO_JSON = re.compile(r"not in a valid JSON format|\(char \d+\)$")  # as MLflow and Python's json say it
+_HOST_AND_PORT = re.compile(r"(?!file:)[\w.-]+:\d+(/|$)")
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = (
@@ -102,6 +103,7 @@ def connect() -> Any:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         with trouble(where()):
+            _demand_scheme(str(mlflow.get_tracking_uri()))
             _probe(str(mlflow.get_tracking_uri()))
             client = MlflowClient()  # it opens a database at once
             _demand_mlflow(client, str(mlflow.get_tracking_uri()))
@@ -263,6 +265,17 @@ def _demand_mlflow(client: Any, uri: str) -> None:
     _answered.add(uri)
 
 
+def _demand_scheme(uri: str) -> None:
+    """Raise RegistryError for `HOST:PORT`, which MLflow takes for a folder, or HOST for a scheme."""
+    if _HOST_AND_PORT.match(uri):
+        raise RegistryError(
+            "MLFLOW_TRACKING_URI names no scheme",
+            fix=f"write http://{redacted(uri)}, or https://{redacted(uri)}",
+            where=redacted(uri),
+            code=Code.REGISTRY_UNREACHABLE,
+        )
+
+
 def _demand_no_redirect(uri: str, answer: Any) -> None:
     """Raise RegistryError where all of the server is elsewhere, as where http:// is sent on to https://: what reads
     would work, and what writes would arrive without its content. A log-in page for /health alone is no such thing."""
@@ -362,6 +375,8 @@ def _short_network(text: str) -> str:
     """The innermost cause of a nested network message (`... Connection refused`)."""
     if _NO_JSON.search(text):  # a page is not shown: it may hold anything
         return _NO_JSON_SAID
+    if "WRONG_VERSION_NUMBER" in text:  # as OpenSSL says it
+        return "what answers there speaks no TLS: its address begins with http://"
     for cause in (
         "Connection refused",
         "Name or service not known",

@@ -392,6 +392,16 @@ def test_a_dead_server_is_said_within_seconds(tmp_path: Path, monkeypatch: pytes
     assert "connection refused" in (MLflowRegistry().check() or "")
 
 
+@pytest.mark.parametrize("uri", ["127.0.0.1:5000", "mlflow.example:5000/path"])
+def test_an_address_without_its_scheme_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    """Broken: MLflow takes it for a folder or a scheme, and tells the user to migrate a file store that is none."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(RegistryError, match="names no scheme") as caught:
+        MLflowRegistry().resolve("models:/net/1", tmp_path)
+    assert f"http://{uri}" in caught.value.fix
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+
+
 @pytest.mark.slow
 def test_a_server_that_dies_during_a_push_leaves_words_and_the_rerun_finishes(
     server: Any,
