@@ -473,6 +473,15 @@ def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeR
         for array in map(np.asarray, values)
     ]
     named = names if names is not None and len(names) == len(arrays) else _arguments(module, len(arrays))
+    try:
+        inspect.signature(module.forward).bind(*arrays)
+    except TypeError as error:
+        count = f"{len(arrays)} tensor{'' if len(arrays) == 1 else 's'}"
+        raise SourceError(
+            f"its forward can't be called with the {count} of its input example: {error}",
+            fix="give forward an argument for each tensor; a dict of tensors as one argument can't be compiled",
+            where=source.uri,
+        ) from error
     wanted = _open_axes(source, named, arrays, shapes)
     batch_alone: list[tuple[int, ...]] = [(0,) for _ in arrays]
     for axes in [wanted, batch_alone] if wanted != batch_alone else [batch_alone]:

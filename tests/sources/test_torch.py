@@ -900,3 +900,18 @@ def test_a_dimension_that_the_forward_has_fixed_stays_so_and_the_message_says_it
     with pytest.raises(SourceError, match="fixed dimension 1 of input 'ids' to 7, the policy asks for 40") as refused:
         TorchSource().export(source, LONGER, tmp_path / "out2")
     assert "computes with this size alone" in refused.value.fix
+
+
+class Bundled(torch.nn.Module):
+    def forward(self, tensors: Any) -> Any:
+        return tensors["left"] + tensors["right"]
+
+
+def test_a_forward_that_takes_a_dict_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    """Broken: "too many positional arguments", with the advice to make forward traceable, which it is."""
+    example = {"left": ROWS, "right": ROWS}
+    signature = infer_signature(example, ROWS)
+    source = save(tmp_path / "m", Bundled().eval(), example, signature=signature, serialization_format="pickle")
+    with pytest.raises(SourceError, match="can't be called with the 2 tensors of its input example") as refused:
+        TorchSource().export(source, {}, tmp_path / "out")
+    assert "an argument for each tensor" in refused.value.fix
