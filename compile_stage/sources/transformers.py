@@ -59,8 +59,8 @@ _TEXT_TASKS = (
 _TASKS = (*_TEXT_TASKS, *media.TASKS, generation.TASK)
 
 _just_traced: dict[str, tuple[Any, Any, ExportedProgram]] = {}
-"""Path of a source → what `refuse` traced, for the export that follows in the same process. A trace takes a quarter of
-the time of an export."""
+"""Path of a source → what `refuse` traced, for the export that follows in the same process, and what is asked between
+them. A trace takes a quarter of the time of an export."""
 
 
 class TransformersSource(Exporter):
@@ -112,6 +112,8 @@ class TransformersSource(Exporter):
 
         with threads_restored(), place(target.device) as there:
             use_threads(target.threads)
+            if target.device != "cpu":
+                _just_traced.clear()  # what is moved to a device is not exported
             model = _load(source)
             if self.keeps_cache(source):
                 generation.demand_length(source, model, target.generation.tokens)
@@ -280,7 +282,9 @@ def _load(source: SourceModel) -> Any:
     import torch
     import transformers
 
-    _just_traced.clear()  # no two networks are held for an export that doesn't come
+    if source.path in _just_traced:
+        return _just_traced[source.path][0]
+    _just_traced.clear()  # no second network is held for an export that doesn't come
     name = str(mlmodel.flavor(source, "transformers").get("pipeline_model_type") or "AutoModel")
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
