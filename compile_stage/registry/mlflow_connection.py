@@ -22,7 +22,6 @@ from compile_stage.core.host import host
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full
 from compile_stage.registry.mlflow_retries import (
-    NoAnswerError,
     RetryingClient,
     UnreachableError,
     answer_limit_s,
@@ -51,6 +50,7 @@ _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
 _NO_JSON = re.compile(r"not in a valid JSON format|\(char \d+\)$")  # as MLflow and Python's json say it
 _HOST_AND_PORT = re.compile(r"(?!file:)[\w.-]+:\d+(/|$)")
+_FILE_FAILED = re.compile(r"##### File (.+?) #####\n(.*)", re.DOTALL)  # as MLflow says it, after a line without a cause
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
 
 _UNREACHABLE_FIX = (
@@ -61,6 +61,12 @@ _BUSY_FIX = (
     "wait for the program that is writing to the database, or end it, then run again; what is finished is kept. A "
     "tracking server takes several writers"
 )
+_NOT_ARRIVED = " did not arrive whole"
+SAME_FILE_FIX = (
+    "Where the same file fails each time, look at what is in front of the server (a proxy, a gateway): at its limits "
+    "on size and time"
+)
+TRANSFER_FIX = f"run again; what is finished is kept. {SAME_FILE_FIX}"
 _NO_JSON_SAID = "what came in place of the server's answer is no JSON"
 _NO_JSON_FIX = (
     "look at what is in front of the server: a log-in page answers in its place (set an account or a token that needs "
@@ -150,7 +156,9 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
 
     try:
         yield
-    except CompileStageError:
+    except CompileStageError as error:
+        if isinstance(error, UnreachableError) and not error.where:
+            error.where = redacted(place)
         raise
     except MlflowException as error:
         raise disk_full(error) or _explained(error, place, missing) from error
@@ -251,15 +259,15 @@ def _demand_soon(uri: str, answer: Any) -> None:
 
 
 def _demand_mlflow(client: Any, uri: str) -> None:
-    """Ask once in each process whether MLflow is at the address, and whether it works: a gateway that answers for it
-    (404, 502) is said in seconds, and not after the patience that a server has which answered before."""
+    """Ask once in each process whether MLflow is at the address, and whether it works: what answers in its place (404,
+    502, a log-in page) is said in seconds, and not after the patience that a server has which answered before."""
     if not _is_server(uri) or uri in _answered:
         return
     ask = partial(client.search_experiments, max_results=1)
     try:
         repeated_call(within, ask, answer_limit_s, patience_s=_FIRST_PATIENCE_S)
     except Exception as error:
-        if isinstance(error, NoAnswerError) or is_foreign_404(error) or _TOO_MANY.search(str(error)):
+        if failed_on_the_way(error) or _TOO_MANY.search(str(error)):
             raise
         # Whoever may not do this may do other things; and what else went wrong is said where it matters.
     _answered.add(uri)
@@ -322,9 +330,8 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             where=place,
         )
     if failed_on_the_way(error):
-        return UnreachableError(
-            f"the registry can't be reached: {_short_network(text)}", fix=_fix_for(text), where=place
-        )
+        problem = f"the registry can't be reached: {_short_network(str(error.message))}"
+        return UnreachableError(problem, fix=_fix_for(problem), where=place)
     if code == "INVALID_PARAMETER_VALUE":
         return RegistryError(f"the registry refuses: {text}", where=place)
     return RegistryError(f"the registry fails: {text}", fix=_fix_for(text), where=place)
@@ -333,6 +340,8 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
 def _fix_for(problem: str) -> str:
     if problem.endswith(_NO_JSON_SAID) or _NO_JSON.search(problem):
         return _NO_JSON_FIX
+    if _NOT_ARRIVED in problem:
+        return TRANSFER_FIX
     return _BUSY_FIX if _BUSY_DATABASE in problem else _UNREACHABLE_FIX
 
 
@@ -377,6 +386,8 @@ def _short_network(text: str) -> str:
         return _NO_JSON_SAID
     if "WRONG_VERSION_NUMBER" in text:  # as OpenSSL says it
         return "what answers there speaks no TLS: its address begins with http://"
+    if (failed := _FILE_FAILED.search(text)) is not None:
+        return f"{failed[1]}{_NOT_ARRIVED} ({_short_network(failed[2])})"
     for cause in (
         "Connection refused",
         "Name or service not known",
@@ -384,16 +395,19 @@ def _short_network(text: str) -> str:
         "No route to host",
         "Connection reset by peer",
         "Remote end closed connection",
+        "Connection broken",
         "certificate verify failed",
     ):
         if cause.lower() in text.lower():
             return cause[0].lower() + cause[1:]
-    return redacted(text)
+    return _first_sentence(text)
 
 
 def _sentence(error: Exception) -> str:
-    text = str(getattr(error, "message", "") or error) or type(error).__name__
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    text = redacted(lines[0] if lines else type(error).__name__)
+    return _first_sentence(str(getattr(error, "message", "") or error) or type(error).__name__)
+
+
+def _first_sentence(text: str) -> str:
+    text = redacted(next((line.strip() for line in text.splitlines() if line.strip()), ""))
     # MLflow's longest, on its file store, has 590 characters, and what to do about it at the end.
     return text if len(text) <= _LONGEST_SENTENCE else f"{text[:_LONGEST_SENTENCE]}..."

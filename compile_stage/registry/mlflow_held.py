@@ -12,7 +12,7 @@ from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle
 from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse_folder, refuse_held
-from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.mlflow_connection import SAME_FILE_FIX, is_code, trouble
 from compile_stage.registry.mlflow_retries import UnreachableError, repeated_call, transfer_limit, within
 from compile_stage.registry.mlflow_source import demand_listed, download
 
@@ -52,11 +52,44 @@ def _refuse_fetched(uri: str, store: Any, tags: Mapping[str, str], bundle: Bundl
     return reason
 
 
+def upload(uri: str, staged: Path) -> None:
+    """Upload all files of a folder, one by one: each is repeated by itself, has a time of its own, and is named by what
+    goes wrong. MLflow uploads them one after the other too, and begins anew with the first.
+
+    Args:
+        uri: Of the logged model.
+
+    Raises:
+        RegistryError: The registry refuses a file, or can't be reached.
+    """
+    store = _store(uri)
+    for name in list_tree(staged):
+        folder, _, _ = name.rpartition("/")
+        put = partial(store.log_artifact, str(staged / name), folder or None)
+        try:
+            with trouble(f"{uri}/{name}"):
+                repeated_call(within, put, transfer_limit(staged / name))
+        except UnreachableError as error:
+            error.fix = f"{error.fix}. {SAME_FILE_FIX}"
+            raise
+
+
 def demand_uploaded(uri: str, staged: Path) -> None:
     """Raise RegistryError unless the store holds, byte for byte, what was uploaded."""
     folder = _folder(_store(uri))
+    sizes = {name: (staged / name).stat().st_size for name in list_tree(staged)}
     with temporary_folder("uploaded") as scratch:
-        there = folder if folder is not None else download(uri, Path(scratch) / "model", uri)
+        there = folder if folder is not None else download(uri, Path(scratch) / "model", uri, sizes)
+        held = set(list_tree(there, leave_out=("registered_model_meta",)))  # MLflow adds it to what it downloads
+        missing, foreign = sorted(sizes.keys() - held), sorted(held - sizes.keys())
+        if missing or foreign:
+            demand_listed(uri, missing, uri)
+            names = [*missing, *foreign]
+            raise RegistryError(
+                f"the upload is incomplete: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
+                fix="run again; a proxy's limit on the size of a request is a usual cause",
+                where=uri,
+            )
         wrong = differing(staged, there)
     if wrong:
         raise RegistryError(

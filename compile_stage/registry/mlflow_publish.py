@@ -17,16 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core.digest import digest_of, list_tree
+from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
-from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version
+from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version, upload
 from compile_stage.registry.mlflow_retries import UnreachableError
-from compile_stage.registry.mlflow_source import demand_listed
 from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DAMAGED,
@@ -239,8 +238,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
     _clear_away(client, held, writer, model.creation_timestamp)
     with temporary_folder("push") as scratch:
         staged = _staged(bundle, model, runs, Path(scratch) / "model")
-        client.log_model_artifacts(model.model_id, str(staged))
-        _compare(client, model.model_id, staged)
+        upload(f"models:/{model.model_id}", staged)
         demand_uploaded(f"models:/{model.model_id}", staged)
     client.finalize_logged_model(model.model_id, "READY")
     # A call whose answer was lost, and which HTTP then sent again, made one more: nobody would look for it any more.
@@ -303,26 +301,6 @@ def _staged(bundle: Bundle, model: Any, runs: Runs, into: Path) -> Path:
     (into / "MLmodel").unlink()  # it may be a hard link to the bundle's own
     described.save(str(into / "MLmodel"))
     return into
-
-
-def _compare(client: Any, model_id: str, staged: Path) -> None:
-    wanted = {name: (staged / name).stat().st_size for name in list_tree(staged)}
-    got: dict[str, int] = {}
-    folders: list[str | None] = [None]
-    while folders:
-        for file in client.list_logged_model_artifacts(model_id, folders.pop()):
-            if file.is_dir:
-                folders.append(file.path)
-            else:
-                got[file.path] = int(file.file_size or 0)
-    if got != wanted:
-        demand_listed(f"models:/{model_id}", sorted(wanted.keys() - got.keys()), f"models:/{model_id}")
-        differ = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name) != got.get(name))
-        raise RegistryError(
-            f"the upload is incomplete: {', '.join(differ[:5])}" + (" ..." if len(differ) > 5 else ""),
-            fix="run again; a proxy's limit on the size of a request is a usual cause",
-            where=f"models:/{model_id}",
-        )
 
 
 # ----------------------------------------------------------------------------------------------------- runs and lineage

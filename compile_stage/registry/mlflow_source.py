@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.storage import disk_full_of_text
 from compile_stage.registry.dataset_sources import demand_allowed
 from compile_stage.registry.descriptions import read_text
-from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_connection import TRANSFER_FIX, is_code, trouble
 from compile_stage.registry.mlflow_retries import (
     UnreachableError,
     failed_on_the_way,
@@ -127,33 +127,42 @@ def pin(client: Any, uri: str) -> Pinned:
     return _pin_version(client, uri, name, version, alias)
 
 
-def download(uri: str, into: Path, place: str) -> Path:
+def download(uri: str, into: Path, place: str, sizes: Mapping[str, int] | None = None) -> Path:
     """Fetch a model's files into the new folder `into`; returns the folder that holds `MLmodel`.
 
     A destination is always given: without one, MLflow answers with a local registry's own folder and writes into it.
+
+    Args:
+        sizes: File → bytes, where it is known; else the store is asked, a request for each folder.
+
+    Raises:
+        RegistryError: A file is cut off each time that it is asked for; or the registry refuses or can't be reached.
+        SourceError: A file of the model is a link that leads out of it, or none.
     """
     import mlflow.artifacts
     from mlflow.exceptions import MlflowException
 
     into.mkdir(parents=True)
     into = into.resolve()
-    _demand_plain_files(uri, place)
+    with trouble(place, missing="the registry lists the model, but its files are not there"):
+        store = _store(uri)
+    _demand_plain_files(store, place)
     fetch = partial(mlflow.artifacts.download_artifacts, artifact_uri=uri, dst_path=str(into))
     if uri.startswith("models:/"):  # `download_artifacts` takes it for a path where a folder `models:` is here
-        fetch = partial(_fetch_model, uri, str(into))
+        fetch = partial(store.download_artifacts, "", dst_path=str(into))
     with trouble(place, missing="the registry lists the model, but its files are not there"):
         try:
-            got = Path(_whole_or_file_by_file(uri, into, fetch)).resolve()
+            got = Path(_whole_or_file_by_file(store, into, fetch)).resolve()
         except MlflowException as error:  # of files that could not be written it keeps the text
             if (full := disk_full_of_text(str(error), str(into))) is not None:
                 raise full from error
             raise
         if into not in (got, *got.parents):
             raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
-        if _cut_off(uri, got) is not None:
-            within(partial(_file_by_file, uri, got), transfer_limit(into))
-            if (cut := _cut_off(uri, got)) is not None:
-                raise RegistryError(cut, fix="run again; where it stays so, log the model again", where=place)
+        if _cut_off(store, got, sizes) is not None:
+            within(partial(_file_by_file, store, got, sizes), transfer_limit(into))
+            if (cut := _cut_off(store, got, sizes)) is not None:
+                raise RegistryError(cut, fix=TRANSFER_FIX, where=place)
         demand_listed(uri, [name for name in _source_files(got) if not (got / name).is_file()], place)
     return got
 
@@ -179,12 +188,6 @@ def published_files(model: Path) -> list[str]:
         names += [f"data/{name}" for name in manifest.get("files", {})]
         names += [*manifest.get("code", {}), *manifest.get("beside", {})]
     return names
-
-
-def _fetch_model(uri: str, into: str) -> str:
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    return str(get_artifact_repository(uri).download_artifacts("", dst_path=into))
 
 
 def download_file(client: Any, uri: str, path: str, into: Path) -> Path:
@@ -214,7 +217,7 @@ def download_file(client: Any, uri: str, path: str, into: Path) -> Path:
             ) from error
 
 
-def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> str:
+def _whole_or_file_by_file(store: Any, into: Path, fetch: Callable[[], str]) -> str:
     """The folder with all files. MLflow gives up the whole of them for one that fails, and of a hundred requests over a
     network that loses one in twenty, each attempt loses some: those are asked for one by one, each again and again."""
     try:
@@ -222,21 +225,20 @@ def _whole_or_file_by_file(uri: str, into: Path, fetch: Callable[[], str]) -> st
     except Exception as error:
         if isinstance(error, UnreachableError) or not failed_on_the_way(error):
             raise
-    return within(partial(_file_by_file, uri, into), transfer_limit(into))
+    return within(partial(_file_by_file, store, into), transfer_limit(into))
 
 
-def _file_by_file(uri: str, into: Path) -> str:
-    store = _store(uri)
-    for path, size in _listed(store):
+def _file_by_file(store: Any, into: Path, sizes: Mapping[str, int] | None = None) -> str:
+    for path, size in _sizes(store, into, sizes):
         if not _is_whole(into / path, size):
             repeated_call(store.download_artifacts, path, str(into))
     return str(into)
 
 
-def _cut_off(uri: str, got: Path) -> str | None:
+def _cut_off(store: Any, got: Path, sizes: Mapping[str, int] | None) -> str | None:
     """Which file is not as large as the registry lists it. A body that a proxy cut off is no error to MLflow where the
     proxy wrote its length anew, and the model would seem unreadable."""
-    for path, size in _listed(_store(uri)):
+    for path, size in _sizes(store, got, sizes):
         if size is not None and not _is_whole(got / path, size):
             arrived = (got / path).stat().st_size if (got / path).is_file() else 0
             return f"{path} arrived with {arrived:,} of {size:,} bytes"
@@ -276,6 +278,14 @@ def _store(uri: str) -> Any:
     return repeated_call(get_artifact_repository, uri)
 
 
+def _sizes(store: Any, got: Path, known: Mapping[str, int] | None) -> Iterator[tuple[str, int | None]]:
+    """The files that must be whole: those that the store lists, or of those whose sizes are known what arrived. Whoever
+    knows the sizes knows what is missing."""
+    if known is None:
+        return _listed(store)
+    return ((path, size) for path, size in known.items() if (got / path).is_file())
+
+
 def _listed(store: Any) -> Iterator[tuple[str, int | None]]:
     """All files of a model, with their sizes in bytes where the store says them."""
     folders = [""]
@@ -291,13 +301,9 @@ def _is_whole(path: Path, size: int | None) -> bool:
     return size is not None and path.is_file() and path.stat().st_size == size
 
 
-def _demand_plain_files(uri: str, place: str) -> None:
+def _demand_plain_files(store: Any, place: str) -> None:
     """Raise SourceError where the files lie in a folder of this machine, which MLflow copies with all that its links
     lead to."""
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    with trouble(place, missing="the registry lists the model, but its files are not there"):
-        store = get_artifact_repository(uri)
     folder = getattr(getattr(store, "repo", store), "artifact_dir", None)  # of MLflow's store of local files
     if folder and Path(folder).is_dir() and (reason := refuse_tree(folder)) is not None:
         raise SourceError(reason, fix="log the model again, with its own files", where=place)

@@ -317,6 +317,27 @@ def test_a_gateways_own_404_is_asked_again_and_says_nothing_of_the_model(monkeyp
     assert "MLFLOW_TRACKING_URI, also the path in it" in caught.value.fix
 
 
+def test_a_page_in_place_of_every_answer_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: behind a log-in page each command ends after 44 seconds: the whole of it is made three times, and each
+    call in it five times."""
+    asked = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"<html>Log in</html>")
+
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0, 0.0))
+    with serving(answer) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(RegistryError, match="no JSON") as caught:
+            MLflowRegistry().resolve("models:/net/1", tmp_path)
+    assert len(asked) == 3
+    assert caught.value.code == Code.REGISTRY_UNREACHABLE
+    assert "log-in page" in caught.value.fix
+
+
 def test_an_operation_that_failed_in_its_last_call_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a publication that takes longer than the patience ends with one answer that was cut off, in its last
     call; or one whose server hangs is made three times, for minutes each."""
@@ -346,7 +367,7 @@ def test_a_server_whose_answer_is_cut_off_is_there(monkeypatch: pytest.MonkeyPat
         handler.send_response(200)
         handler.send_header("Content-Length", "2")
         handler.end_headers()
-        handler.wfile.write(b"O")
+        handler.wfile.write(b"O" if handler.path == "/health" else b"{}")
 
     with serving(cut, healthy=False) as uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)

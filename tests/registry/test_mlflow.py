@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
+from mlflow.exceptions import MlflowException
 
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError, SourceError
 from compile_stage.core.records import SourceModel
+from compile_stage.registry import mlflow_publish, mlflow_retries
 from compile_stage.registry.mlflow import MLflowRegistry
 from compile_stage.registry.mlflow_connection import single_writer, trouble
 from compile_stage.registry.model_files import pick_flavor, read_model
@@ -711,27 +714,74 @@ def test_an_upload_whose_bytes_were_changed_on_the_way_is_not_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Broken: a run would end with "published" for a version that can never be loaded; only sizes were compared."""
-    from mlflow import MlflowClient
-
     request.getfixturevalue(registry)
     source = MLflowRegistry().resolve(log_model(unique), tmp_path / "sources")
     bundle = make_bundle(f"{unique}-compiled", unique)  # the server is shared
-    real = MlflowClient.log_model_artifacts
+    real = mlflow_publish.upload
 
-    def flipping(self: Any, model_id: str, folder: str, *args: Any, **kwargs: Any) -> Any:
-        file = Path(folder) / "data" / "artifact" / "model.bin"
+    def flipping(uri: str, folder: Path) -> None:
+        file = folder / "data" / "artifact" / "model.bin"
         content = file.read_bytes()
         file.unlink()
         file.write_bytes(content[:-1] + b"?")
         try:
-            return real(self, model_id, folder, *args, **kwargs)
+            real(uri, folder)
         finally:
             file.write_bytes(content)
 
-    monkeypatch.setattr(MlflowClient, "log_model_artifacts", flipping)
+    monkeypatch.setattr(mlflow_publish, "upload", flipping)
     with pytest.raises(RegistryError, match=r"other bytes of: data/artifact/model\.bin"):
         MLflowRegistry().push(bundle, source, {})
     assert MLflowRegistry().find(bundle.name, bundle.key) is None
+
+
+def test_an_upload_has_time_for_each_file_and_names_the_one_that_fails(
+    server: Any, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a server that takes 5 s for each of 84 files can never be published to, since all share one limit; and of
+    a file that a proxy cuts off each time, the error says "check MLFLOW_TRACKING_URI"."""
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    registry = MLflowRegistry()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    real, listed = HttpArtifactRepository.log_artifact, HttpArtifactRepository.list_artifacts
+    cut, lists = ["loader.py"], list[str]()
+
+    def slow(self: Any, file: str, *args: Any) -> None:
+        if Path(file).name in cut:
+            raise requests.exceptions.ConnectionError("Connection aborted: Remote end closed connection")
+        time.sleep(0.5)
+        real(self, file, *args)
+
+    def counted(self: Any, path: str | None = None) -> Any:
+        lists.append(path or "")
+        return listed(self, path)
+
+    monkeypatch.setattr(HttpArtifactRepository, "log_artifact", slow)
+    monkeypatch.setattr(HttpArtifactRepository, "list_artifacts", counted)
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(mlflow_retries, "_TRANSFER_S", 1.2)
+    bundle = make_bundle(f"{unique}-compiled", unique)  # of four files
+    with pytest.raises(RegistryError, match="remote end closed connection") as caught:
+        registry.push(bundle, source, {})
+    assert caught.value.where.endswith("/code/loader.py")
+    assert "the same file fails each time" in caught.value.fix
+    cut.clear()
+    registry.push(bundle, source, {})
+    # MLflow asks for the root's twice. All sizes are known here, so nothing has to be asked for to compare them.
+    assert sorted(lists) == ["", "", "code", "data", "data/artifact"]
+
+
+def test_a_file_that_does_not_arrive_is_named_with_the_cause() -> None:
+    """Broken: the error ends with "failures occurred while downloading one or more artifacts from ADDRESS:"."""
+    text = (
+        "The following failures occurred while downloading one or more artifacts from http://host/artifacts:\n"
+        "##### File data/model.onnx #####\n('Connection broken: IncompleteRead(5 bytes read, 5 more expected)')"
+    )
+    said = r"data/model\.onnx did not arrive whole \(connection broken\)"
+    with pytest.raises(RegistryError, match=said) as caught, trouble("models:/net/1"):
+        raise MlflowException(text)
+    assert "the same file fails each time" in caught.value.fix
 
 
 def test_an_upload_that_was_begun_twice_leaves_one_model(
@@ -814,7 +864,7 @@ def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_clea
 @pytest.mark.parametrize(
     ("deadly", "status", "models"),
     [
-        ("log_model_artifacts", "KILLED", ["PENDING", "READY"]),
+        ("finalize_logged_model", "KILLED", ["PENDING", "READY"]),
         ("set_terminated", "FINISHED", ["PENDING", "READY", "READY"]),
     ],
 )

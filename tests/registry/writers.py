@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,9 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 WRITES = (
-    "create_run", "log_batch", "log_artifact", "create_logged_model", "log_model_artifacts", "finalize_logged_model",
-    "log_outputs", "log_inputs", "create_registered_model", "create_model_version", "set_terminated",
-    "set_model_version_tag",
+    "create_run", "log_batch", "log_artifact", "create_logged_model", "finalize_logged_model", "log_outputs",
+    "log_inputs", "create_registered_model", "create_model_version", "set_terminated", "set_model_version_tag",
 )  # fmt: skip
 
 
@@ -29,24 +29,30 @@ def arm(deadly: int) -> list[str]:
     """From now on this process dies of SIGKILL before its `deadly`-th writing call; an upload dies half-way."""
     from mlflow import MlflowClient
 
+    from compile_stage.registry import mlflow_publish
+
     seen: list[str] = []
 
-    def wrap(name: str) -> None:
-        real = getattr(MlflowClient, name)
+    def wrap(holder: Any, name: str) -> None:
+        real = getattr(holder, name)
 
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             seen.append(name)
             if len(seen) == deadly:
-                if name == "log_model_artifacts":
-                    self.log_model_artifact(args[0], str(Path(args[1]) / "MLmodel"))
+                if name == "upload":
+                    for file in Path(args[1]).iterdir():
+                        if file.name != "MLmodel":
+                            shutil.rmtree(file) if file.is_dir() else file.unlink()
+                    real(*args, **kwargs)
                 print(json.dumps({"killed_before": name}), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(self, *args, **kwargs)
+            return real(*args, **kwargs)
 
-        setattr(MlflowClient, name, call)
+        setattr(holder, name, call)
 
     for name in WRITES:
-        wrap(name)
+        wrap(MlflowClient, name)
+    wrap(mlflow_publish, "upload")
     return seen
 
 
