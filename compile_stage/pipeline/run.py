@@ -21,6 +21,7 @@ from compile_stage.core.errors import (
     GateError,
     InternalError,
     NothingCompiledError,
+    RegistryError,
     SourceError,
     UsageError,
     WorkerError,
@@ -77,7 +78,8 @@ def plan_for(context: Context, policy: Policy, source: SourceModel) -> Plan:
     """Expand the policy into jobs and refusals, for the hardware of the context."""
     if (reason := refuse_policy(source, policy.applies_to)) is not None:
         raise UsageError(reason, where=source.uri, fix="choose another policy, or widen applies_to")
-    if policy.publish_name.replace("{model}", source.name) == source.name:
+    name = policy.publish_name.replace("{model}", source.name)
+    if name == source.name:
         raise UsageError(
             f"publish.name would publish the compiled versions as versions of the source, {source.name!r}: its latest "
             "version, and an alias that is promoted, would no longer be an original",
@@ -85,6 +87,15 @@ def plan_for(context: Context, policy: Policy, source: SourceModel) -> Plan:
             fix='give them a name of their own, such as "{model}-compiled"',
             code=Code.WRONG_NAME,
         )
+    try:
+        plugins.load("registries", source.registry).publication_name(source, name)
+    except RegistryError as error:  # said before anything is compiled
+        raise UsageError(
+            f"publish.name gives this model a name that its registry does not take: {error.problem}",
+            where=source.uri,
+            fix='give it another one in the policy, or by --set publish.name="NAME"',
+            code=Code.WRONG_NAME,
+        ) from error
     plan = expand(source, policy, context.hardware)
     return replace(plan, notes=(*plan.notes, *announce(policy, plan.jobs)))
 

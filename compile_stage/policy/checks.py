@@ -22,7 +22,7 @@ from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.values import SHIPPED_PRECISIONS
 
 # What registries take in no name of a registered model, and `registry.model_files.check_name`.
-_UNNAMEABLE = re.compile(r"[/:@'\"`\\%\x00-\x1f\x7f]")
+_UNNAMEABLE = re.compile(r"[/:@'\"`\\%?\x00-\x1f\x7f]")
 _LONGEST_NAME = 250
 # What MLflow takes as an alias; `latest` and `v1` mean something else to it.
 _ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[A-Za-z0-9_-]+\Z")

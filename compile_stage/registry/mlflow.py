@@ -68,6 +68,7 @@ class MLflowRegistry(Registry):
         return mlflow_source.dataset(connect(), source, name, Path(into))
 
     def publication_name(self, source: SourceModel, name: str) -> str:
+        check_name(name)
         return name
 
     @repeatable

@@ -65,7 +65,8 @@ _GENERIC = "python_function"
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _VERSION_LIKE = re.compile(r"v\d+", re.IGNORECASE)
 _MODEL_ID_LIKE = re.compile(r"m-[0-9a-f]*")
-_NAME_FORBIDS = set("/:@'\"`\\%")
+_NAME_FORBIDS = set("/:@'\"`\\%?")  # MLflow registers one with ?, and finds no files of models:/A?B/1
+_LONGEST_NAME = 250
 
 
 @record
@@ -283,10 +284,12 @@ def link_or_copy(source: str, destination: str) -> str:
 def check_name(name: str) -> None:
     """Raise RegistryError for a model name that could be read as another kind of reference."""
     bad = "".join(sorted(_NAME_FORBIDS & set(name)))
-    if not name.strip() or bad or name.startswith(".") or len(name) > 250:
+    long = len(name) > _LONGEST_NAME
+    if not name.strip() or bad or name.startswith(".") or long:
+        reason = f": it holds {bad}" if bad else f": it has {len(name)} characters" if long else ""
         raise RegistryError(
-            f"{name!r} can't be used as a model name" + (f": it holds {bad}" if bad else ""),
-            fix="use letters, digits, blanks and . _ -; at most 250 of them, not starting with a dot",
+            f"{name!r} can't be used as a model name{reason}",
+            fix=f"use letters, digits, blanks and . _ -; at most {_LONGEST_NAME} of them, not starting with a dot",
         )
     if _MODEL_ID_LIKE.fullmatch(name):
         raise RegistryError(

@@ -4,6 +4,7 @@ states."""
 from __future__ import annotations
 
 import errno
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -506,6 +507,17 @@ def test_nothing_is_published_among_the_sources_own_versions(context: Callable[[
     """Broken: the source's latest version is a compiled one, and the next run compiles what was compiled."""
     with pytest.raises(UsageError, match="as versions of the source, 'fraud'"):
         plan_for(context(Scenario()), replace(policy(), publish_name=name), source(name="fraud"))
+
+
+@pytest.mark.parametrize(("name", "said"), [("f" * 245, "it has 254 characters"), ("a?b", "it holds ?")])
+def test_a_name_that_the_registry_does_not_take_is_said_before_anything_is_compiled(
+    context: Callable[[Scenario], Context], name: str, said: str
+) -> None:
+    """Broken: a run compiles and measures for an hour, and then can't publish; of a `?` MLflow says that files are
+    missing."""
+    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+        plan_for(context(Scenario()), replace(policy(), publish_name="{model}-compiled"), source(name=name))
+    assert "publish.name" in caught.value.fix
 
 
 @pytest.mark.parametrize("complete", [True, False])

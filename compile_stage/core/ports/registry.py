@@ -33,7 +33,7 @@ class Registry(Plugin, Protocol):
     @abstractmethod
     def publication_name(self, source: SourceModel, name: str) -> str:
         """The whole name under which `push` publishes: what `find`, `current` and `rollback` take, and a receipt
-        holds."""
+        holds. Raises RegistryError for a name that it does not take."""
 
     @abstractmethod
     def find(self, name: str, key: str) -> Receipt | None:
