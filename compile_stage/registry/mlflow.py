@@ -26,7 +26,15 @@ from compile_stage.registry import (
     mlflow_versions,
     mlflow_watch,
 )
-from compile_stage.registry.mlflow_connection import connect, is_code, reason_unreachable, single_writer, trouble, where
+from compile_stage.registry.mlflow_connection import (
+    ALIASES,
+    connect,
+    is_code,
+    reason_unreachable,
+    single_writer,
+    trouble,
+    where,
+)
 from compile_stage.registry.mlflow_retries import UnreachableError, repeatable
 from compile_stage.registry.model_files import (
     KEY_TAG,
@@ -110,7 +118,10 @@ class MLflowRegistry(Registry):
     def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
         check_alias(alias)
         client = connect()
-        with trouble(receipt.uri, missing=f"there is no version {receipt.uri}"), single_writer(receipt.name):
+        with (
+            trouble(receipt.uri, missing=f"there is no version {receipt.uri}"),
+            single_writer(receipt.name, of=ALIASES),
+        ):
             client.get_model_version(receipt.name, receipt.version)
             before = self._current(client, receipt.name, alias)
             if before is not None and before.version == receipt.version:
@@ -133,7 +144,7 @@ class MLflowRegistry(Registry):
         check_name(name)
         check_alias(alias)
         client, uri = connect(), f"models:/{name}@{alias}"
-        with trouble(uri), single_writer(name):
+        with trouble(uri), single_writer(name, of=ALIASES):
             now = self._current(client, name, alias)
             if now is None:
                 raise RegistryError(
@@ -169,7 +180,7 @@ class MLflowRegistry(Registry):
         check_name(name)
         check_alias(alias)
         client = connect()
-        with trouble(f"models:/{name}@{alias}"), single_writer(name):
+        with trouble(f"models:/{name}@{alias}"), single_writer(name, of=ALIASES):
             now = self._current(client, name, alias)
             if now is None:
                 return

@@ -90,6 +90,8 @@ _PACKAGES = {
 }
 """What to install for a module that MLflow's stores and SQLAlchemy import, where its name is another."""
 
+ALIASES = "aliases"
+
 _answered: set[str] = set()
 """Addresses at which MLflow answered this process."""
 
@@ -184,17 +186,25 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def single_writer(name: str) -> Iterator[str]:
+def single_writer(name: str, *, of: str = "") -> Iterator[str]:
     """Hold this machine's one writer's place for a registered model; yields an identity that all holders of it share,
     and nobody else: not a machine or a container of the same name that has this path too.
 
     What another holder of the same place left unfinished was left by a process that is dead.
+
+    Args:
+        of: `ALIASES` for the place of who moves them, beside that of who publishes: a rollback must not wait for an
+            upload, which takes minutes.
+
+    Raises:
+        RegistryError: Another process has held it for half an hour.
     """
     import mlflow
 
     folder = cache_root() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{digest_of([redacted(str(mlflow.get_registry_uri())), name])[7:31]}.lock"
+    held = [redacted(str(mlflow.get_registry_uri())), name, *filter(None, [of])]
+    place = folder / f"{digest_of(held)[7:31]}.lock"
     try:
         with FileLock(place, timeout=_LOCK_S):
             disk = folder.stat()

@@ -1126,6 +1126,22 @@ def test_what_mlflow_advises_at_the_end_of_a_long_message_is_not_cut() -> None:
         raise MlflowException(said, error_code=INVALID_PARAMETER_VALUE)
 
 
+def test_an_alias_is_moved_back_while_another_process_publishes(
+    embedded: str, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a rollback waits in silence for the upload of another run to this model: minutes, or half an hour where
+    the server hangs."""
+    registry = MLflowRegistry()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    first, second = (registry.push(make_bundle(f"{unique}-compiled", key), source, {}) for key in "ab")
+    monkeypatch.setattr("compile_stage.registry.mlflow_connection._LOCK_S", 0.1)
+    with single_writer(first.name):
+        for receipt in (first, second):
+            registry.promote(receipt, "prod")
+        assert registry.rollback(first.name, "prod").version == first.version
+        registry.remove_alias(first.name, "prod", expected=first.version)
+
+
 def test_machines_of_one_name_are_not_taken_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: of two CI machines made of one image, each deletes the upload that the other has under way, since it
     takes it for what its own killed run left."""
