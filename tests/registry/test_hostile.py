@@ -272,8 +272,9 @@ def test_a_server_that_does_not_finish_its_answer_is_given_up(
     with serving(answer) as uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         began = time.monotonic()
-        with pytest.raises(RegistryError, match="no whole answer within 2 s"):
+        with pytest.raises(RegistryError, match="no whole answer within 2 s") as caught:
             MLflowRegistry().resolve("models:/net/1", tmp_path)
+        assert caught.value.where == uri
         assert time.monotonic() - began < 30
 
 
