@@ -110,10 +110,12 @@ def test_half_quadratic_fits_better_than_rounding(draw: str, symmetric: bool) ->
 
 
 def test_a_wide_matrix_is_quantised_in_parts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: columns at the border of two parts are left out, or get another's scale."""
     weight = np.random.default_rng(0).standard_normal((64, 50)).astype(np.float32)
     whole = blocks.quantize(weight, 32, False, "hqq").dequantize()
     monkeypatch.setattr(blocks, "_CHUNK", 64 * 7)
-    assert np.array_equal(blocks.quantize(weight, 32, False, "hqq").dequantize(), whole)
+    # NumPy's power differs in the last bit by where a number lies in a vector of the CPU.
+    np.testing.assert_allclose(blocks.quantize(weight, 32, False, "hqq").dequantize(), whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", [ASYMMETRIC, SYMMETRIC], ids=["uint4", "int4"])
