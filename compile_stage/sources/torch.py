@@ -196,7 +196,21 @@ def refuse_program(program: ExportedProgram) -> str | None:
                 continue
             known = f" but {argument.value!r}" if type(argument).__name__ == "ConstantArgument" else ""
             return f"its {side} {number} of {len(given)} is no tensor{known}: log a model whose {side}s are all tensors"
-    if state := _state(program):
+    strange = [spec.name for spec in tensors(program) if spec.dtype.startswith("complex")]
+    if strange:
+        return (
+            f"its tensors {', '.join(strange)} are complex, which runtimes can't take or give: log a model whose "
+            "inputs and outputs are real and imaginary parts (torch.view_as_complex, torch.view_as_real)"
+        )
+    try:
+        state = _state(program)
+    except Exception as error:  # noqa: BLE001 - what PyTorch's passes raise shares no base class
+        return (
+            f"its forward changes tensors of the model in a way that PyTorch can't follow ({_reason(error)}): where "
+            "these are kept for later calls, call the model on its longest input before logging it; else have forward "
+            "make new tensors"
+        )
+    if state:
         return (
             f"running it changes its own state ({', '.join(state)}), so two calls differ: log a model that takes its "
             "state as an input and answers with the next one"
@@ -210,9 +224,12 @@ def refuse_program(program: ExportedProgram) -> str | None:
 def _state(program: ExportedProgram) -> list[str]:
     """Buffers and parameters that running the program changes, and that what it answers depends on. A counter of calls
     that nothing reads is no state."""
-    inputs = set(map(str, program.graph_signature.user_inputs))
-    if not set(changed_tensors(program)) - inputs:
+    changing = set(changed_tensors(program)) - set(map(str, program.graph_signature.user_inputs))
+    if not changing:
         return []
+    constants = [spec for spec in program.graph_signature.input_specs if spec.kind.name == "CONSTANT_TENSOR"]
+    if kept := sorted(str(spec.target) for spec in constants if spec.arg.name in changing):
+        return kept  # tensors that are no buffers, which PyTorch's passes refuse to see changed
     functional = program.run_decompositions({})  # names what changes, and reads what was before
     signature = functional.graph_signature
     changed = {**signature.buffers_to_mutate, **getattr(signature, "parameters_to_mutate", {})}

@@ -71,6 +71,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 def write_for_exporter(program: ExportedProgram) -> None:
     """Write in other operators what the exporter refuses, or writes with other answers than PyTorch's."""
     _write_own_divisors(program)
+    _write_promoted_differences(program)
     _write_scattered_means(program)
     _write_hamming_windows(program)
     _keep_layouts_of_attention(program)
@@ -158,6 +159,20 @@ def _keep_layouts_of_attention(program: ExportedProgram) -> None:
             kept = {"memory_format": torch.contiguous_format}
             laid_out = program_graph.call_function(aten.clone.default, (node,), kept)
         use_instead(program, node, laid_out)
+
+
+def _write_promoted_differences(program: ExportedProgram) -> None:
+    """Write the cast of `1.0 - mask` where the mask is of whole numbers. PyTorch makes it by itself, and the exporter
+    looks for a subtraction whose first argument is a number, which there is none of."""
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    for node in list(program_graph.nodes):
+        if node.target is not aten.rsub.Scalar or node.args[0].meta["val"].dtype == node.meta["val"].dtype:
+            continue
+        with program_graph.inserting_before(node):
+            cast = program_graph.call_function(aten.to.dtype, (node.args[0], node.meta["val"].dtype))
+        node.args = (cast, *node.args[1:])
 
 
 @contextmanager

@@ -92,6 +92,26 @@ def test_no_path_of_the_machine_is_in_it(tmp_path: Path) -> None:
     assert str(Path(__file__).parents[1]).encode() not in content
 
 
+class Pairs(torch.nn.Module):
+    """Adds up neighbours: of an even number of columns only, as a U-Net takes even heights only."""
+
+    def forward(self, rows: Any) -> Any:
+        return rows[:, ::2] + rows[:, 1::2]
+
+
+def test_sizes_that_the_program_does_not_take_are_not_asked_for(tmp_path: Path) -> None:
+    """Broken: a network that takes every second size fails with a traceback from within the program."""
+    program = torch.export.export(Pairs(), (torch.ones(2, 4),))
+    signature = Signature(
+        inputs=(TensorSpec(name="rows", dtype="float32", shape=("batch", "columns")),),
+        outputs=(out("sum", "batch", "pairs"),),
+    )
+    artifact = TorchScript().compile(
+        saved_program(program, tmp_path / "model", signature), FP32, TARGET, "job", tmp_path / "artifact"
+    )
+    assert artifact.executed["ops"]["aten::add"] == 1
+
+
 def test_a_trace_that_wrote_a_size_down_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a model traced with two rows would answer wrongly, or not at all, for any other number of rows where it
     is served.

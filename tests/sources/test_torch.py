@@ -253,6 +253,19 @@ def test_a_scattered_mean_is_one(dtype: Any, include_self: bool, tmp_path: Path,
     prove(source, example, compliance=PICKLES)
 
 
+class Hidden(torch.nn.Module):
+    def forward(self, scores: Any, mask: Any) -> Any:
+        return scores + (1.0 - mask) * -1e4
+
+
+def test_a_mask_of_whole_numbers_is_subtracted_from_one(tmp_path: Path, prove: Proof) -> None:
+    """Broken: PyTorch's exporter refuses `1.0 - mask`, as XLNet, BigBird and many networks of one's own write it."""
+    scores, mask = np.ones((4, 3), np.float32), np.arange(12).reshape(4, 3) % 2
+    signature = infer_signature({"scores": scores, "mask": mask}, scores)
+    source = save(tmp_path / "hidden", Hidden(), [scores, mask], signature=signature)
+    prove(source, {"scores": scores, "mask": mask})
+
+
 def test_a_hamming_window_has_pytorchs_numbers(tmp_path: Path, prove: Proof) -> None:
     """Broken: ONNX's window is 9 % off at its ends, and one that is not periodic is not exported at all."""
 
@@ -592,6 +605,74 @@ def test_a_model_whose_answer_depends_on_the_calls_before_is_refused(tmp_path: P
     assert "changes its own state (calls)" in (TorchSource().refuse(stateful, Compliance()) or "")
     counted = save(tmp_path / "counted", Counting(reads=False), rows, signature=infer_signature(rows, rows))
     prove(counted, {"rows": rows})
+
+
+class Attribute(torch.nn.Module):
+    """Counts its calls in a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(1)
+
+    def forward(self, rows: Any) -> Any:
+        self.calls.add_(1)
+        return rows * self.calls
+
+
+class Places(torch.nn.Module):
+    """Keeps a number for each place, for as many as the longest input had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.zeros(0), persistent=False)
+
+    def forward(self, rows: Any) -> Any:
+        if self.places.shape[0] < rows.shape[1]:
+            self.places = torch.arange(rows.shape[1]).float()
+        return rows + self.places
+
+
+def test_tensors_of_its_own_that_a_model_changes_are_named_with_what_helps(tmp_path: Path, prove: Proof) -> None:
+    """Broken: the refusal is PyTorch's traceback, and the advice on it helps nobody."""
+    rows = np.ones((4, 3), np.float32)
+    options = {"signature": infer_signature(rows, rows), "serialization_format": "pickle"}
+    attribute = save(tmp_path / "attribute", Attribute(), rows, **options)
+    assert "changes its own state (calls)" in (TorchSource().refuse(attribute, PICKLES) or "")
+    places = Places()
+    assert "call the model on its longest input before" in (
+        TorchSource().refuse(save(tmp_path / "empty", places, rows, **options), PICKLES) or ""
+    )
+    places(torch.from_numpy(rows))
+    prove(save(tmp_path / "filled", places, rows, **options), {"rows": rows}, compliance=PICKLES)
+
+
+class Chosen(torch.nn.Module):
+    """Computes with the rows that are chosen alone, as mixtures of experts do."""
+
+    def forward(self, rows: Any) -> Any:
+        answer, chosen = torch.zeros_like(rows), rows[:, 0] > 0
+        answer[chosen] = rows[chosen] * 2
+        return answer
+
+
+def test_sizes_that_depend_on_data_are_exported(tmp_path: Path, prove: Proof) -> None:
+    """Broken: looking for what the program changes leaves symbols behind, and the exporter refuses the network
+    (DeBERTa, a mixture of experts)."""
+    rows = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    source = save(tmp_path / "chosen", Chosen(), rows, signature=infer_signature(rows, rows))
+    prove(source, {"rows": rows})
+
+
+def test_complex_numbers_are_refused_with_what_to_log(tmp_path: Path) -> None:
+    """Broken: the graph gives pairs of numbers, and every candidate fails on its shape."""
+    rows = np.ones((4, 3), np.float32)
+
+    class Spectrum(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return torch.fft.fft(rows)
+
+    source = save(tmp_path / "spectrum", Spectrum(), rows, serialization_format="pickle")
+    assert "are complex" in (TorchSource().refuse(source, PICKLES) or "")
 
 
 def test_a_parameter_as_an_output_is_answered(tmp_path: Path, prove: Proof) -> None:
