@@ -1,7 +1,8 @@
 """The largest shapes that a published model runs: those that the policy promised, and validation proved.
 
 Vendored into every published model beside `compile_stage.flavor`. The manifest lists them, for the inputs that the
-target's `shapes` name, without the batch, for which there is a rule of its own (`serving.batches`):
+target's `shapes`, or the trace of the original, give a limit, without the batch, for which there is a rule of its own
+(`serving.batches`):
 
     largest     {"ids": [null, 40]}
 
@@ -48,15 +49,23 @@ class LargestShapes:
                 )
 
 
-def largest_shapes(target: Target, samples: Mapping[str, Sequence[int]]) -> dict[str, list[int | None]]:
+def largest_shapes(
+    target: Target, samples: Mapping[str, Sequence[int]], traced: Mapping[str, Sequence[int | None]]
+) -> dict[str, list[int | None]]:
     """What a manifest says under `largest`.
 
     Args:
         samples: Input → shape of the validation samples, axis 0 being the sample.
+        traced: As `PortableModel.largest`; for inputs that the target's `shapes` do not name.
     """
     found: dict[str, list[int | None]] = {}
     for name, shape in target.shapes.items():
         own = tuple(samples.get(name, ()))
         own = own if len(own) == len(shape.max) else shape.max
         found[name] = [None, *(max(pair) for pair in zip(shape.max[1:], own[1:], strict=True))]
+    for name, sizes in traced.items():
+        own = tuple(samples.get(name, ()))
+        own = own if len(own) == len(sizes) else (0,) * len(sizes)
+        limits = [size if size is None else max(size, proven) for size, proven in zip(sizes, own, strict=True)]
+        found.setdefault(name, limits)
     return found

@@ -121,14 +121,16 @@ class TorchSource(Exporter):
         program = _program(source, shapes)
         answer_masked_rows(program)
         signature = signature_of(program, *_names(source, program))
+        largest = largest_sizes(program, signature, shapes, source)
         model = export_graph(program, signature, source, shapes, into)
-        return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)))
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)), largest=largest)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source, shapes)
         signature = signature_of(program, *_names(source, program))
+        largest = largest_sizes(program, signature, shapes, source)
         model = save_program(program, signature, source, shapes, into)
-        return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)))
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)), largest=largest)
 
     def example(self, source: SourceModel) -> Batch | None:
         program = _program(source)
@@ -268,6 +270,37 @@ def signature_of(
         for name, spec in zip((*inputs, *outputs), specs, strict=True)
     ]
     return Signature(inputs=tuple(named[: len(inputs)]), outputs=tuple(named[len(inputs) :]))
+
+
+def largest_sizes(
+    program: ExportedProgram, signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel
+) -> dict[str, tuple[int | None, ...]]:
+    """As `PortableModel.largest`: the sizes up to which the program is the model. A forward that asks for a size goes
+    one way in the trace, and the graph holds nothing of the other. Other batches are tried in validation.
+
+    Raises:
+        SourceError: `shapes` asks for larger ones.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    found: dict[str, tuple[int | None, ...]] = {}
+    for spec, name in zip(signature.inputs, program.graph_signature.user_inputs, strict=True):
+        sizes: list[int | None] = [None] * len(spec.shape)
+        for axis, size in enumerate(nodes[str(name)].meta["val"].shape):
+            known = program.range_constraints.get(getattr(getattr(size, "node", None), "expr", None))
+            if axis and known is not None and known.upper.is_Integer:
+                sizes[axis] = int(known.upper)
+        if spec.name in shapes:
+            for axis, (most, asked) in enumerate(zip(sizes, shapes[spec.name].max, strict=False)):
+                if most is not None and asked > most:
+                    raise SourceError(
+                        f"its forward goes another way above {most} in dimension {axis} of input {spec.name!r}, and "
+                        f"the policy asks for {asked}",
+                        fix=f"set max in the target's shapes to {most}",
+                        where=source.uri,
+                    )
+        if any(size is not None for size in sizes):
+            found[spec.name] = tuple(sizes)
+    return found
 
 
 def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, str]:

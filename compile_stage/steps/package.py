@@ -345,7 +345,9 @@ class _Packaging:
                 "batches": proven_batches(winner.verdict, target),
                 "missing": proven_missing(winner.verdict),
                 TAKEN: proven_taken(winner.verdict),
-                "largest": largest_shapes(target, _sample_shapes(samples)),
+                "largest": largest_shapes(
+                    target, _sample_shapes(samples), winner.portable.largest if winner.portable is not None else {}
+                ),
                 "signature": artifact.signature,
                 "confinement": context.confinement(),
                 "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,

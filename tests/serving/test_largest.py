@@ -24,7 +24,7 @@ def rows(count: int) -> Any:
 
 def test_what_is_longer_than_the_policy_promised_is_refused() -> None:
     """Broken: an answer to a length that nobody proved would be served as if it had been."""
-    rule = LargestShapes(largest_shapes(target(shapes=SHAPES), {"ids": (64, 8), "feats": (64, 3)}))
+    rule = LargestShapes(largest_shapes(target(shapes=SHAPES), {"ids": (64, 8), "feats": (64, 3)}, {}))
     feats = np.zeros((200, 300), np.float32)  # the policy says nothing of it
     rule.demand({"ids": np.zeros((200, 40), np.int64), "feats": feats})  # batch sizes have a rule of their own
     with pytest.raises(UsageError, match="input 'ids' has 41 in dimension 1, and at most 40 was proven") as refused:
@@ -34,8 +34,15 @@ def test_what_is_longer_than_the_policy_promised_is_refused() -> None:
 
 def test_samples_that_were_longer_count() -> None:
     """Broken: the validation samples themselves would be refused when the published model is checked."""
-    assert largest_shapes(target(shapes=SHAPES), {"ids": (64, 50)}) == {"ids": [None, 50]}
-    assert largest_shapes(target(shapes=SHAPES), {}) == {"ids": [None, 40]}
+    assert largest_shapes(target(shapes=SHAPES), {"ids": (64, 50)}, {}) == {"ids": [None, 50]}
+    assert largest_shapes(target(shapes=SHAPES), {}, {}) == {"ids": [None, 40]}
+
+
+def test_what_the_trace_is_right_for_is_a_limit_where_the_policy_has_none() -> None:
+    """Broken: a network that goes another way for longer texts would answer these otherwise than the original."""
+    traced = {"ids": (None, 30), "feats": (None, 10, None)}
+    found = largest_shapes(target(shapes=SHAPES), {"feats": (64, 12, 3)}, traced)
+    assert found == {"ids": [None, 40], "feats": [None, 12, None]}
 
 
 def test_a_larger_request_is_answered_with_400(tmp_path: Path) -> None:

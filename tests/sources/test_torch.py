@@ -973,6 +973,21 @@ def test_a_dimension_is_open_that_the_signature_or_the_policy_leaves_open(
     np.testing.assert_allclose(session.run(None, given)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+class Branching(Texts):
+    """Of more than ten ids it takes the first ten."""
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        return super().forward(ids if ids.shape[1] <= 10 else ids[:, :10] + 1, feats)
+
+
+def test_sizes_for_which_the_forward_goes_another_way_are_known(tmp_path: Path) -> None:
+    """Broken: the published model answers longer texts without a word, and otherwise than the original."""
+    source = saved_sequence(tmp_path / "model", Branching(), opened=True)
+    assert TorchSource().export(source, {}, tmp_path / "out").largest == {"ids": (None, 10)}
+    with pytest.raises(SourceError, match="goes another way above 10 in dimension 1 of input 'ids', and the policy"):
+        TorchSource().export(source, LONGER, tmp_path / "out2")
+
+
 def test_a_dimension_that_the_forward_has_fixed_stays_so_and_the_message_says_it(tmp_path: Path) -> None:
     """Broken: a module that takes one length alone could not be compiled at all, or the advice would send its owner
     round in circles."""

@@ -25,6 +25,8 @@ class PortableModel:
         made_from: Digest of what it was made from.
         notes: What a reader of the report should know (`3 nodes stay in FP32: they overflow float16`).
         places: Tokens that a text of a language model has at most, with what is written; None where nobody knows.
+        largest: Input → the largest size of each axis that it is right for, where its trace says so: the forward takes
+            another way for larger ones. None for an axis without such a limit.
     """
 
     path: str
@@ -37,6 +39,7 @@ class PortableModel:
     made_from: str = ""
     notes: tuple[str, ...] = ()
     places: int | None = None
+    largest: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
 
 @record
