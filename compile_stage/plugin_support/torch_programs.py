@@ -106,16 +106,18 @@ def changed_tensors(program: Any) -> tuple[str, ...]:
     program is run without data, on tensors that count how often they, and what shares their memory, were written to.
     """
     import torch
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     if not any(_writes(node) for module in program.graph_module.modules() for node in _nodes(module)):
         return ()
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val") for node in placeholders]
     try:
-        mode = next(value.fake_mode for value in values if hasattr(value, "fake_mode"))
-        # Sizes that depend on data get new symbols; noted as pending, they would fail the next trace of the program.
-        with mode, mode.shape_env.ignore_fresh_unbacked_symbols(), torch.no_grad():
-            given = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
+        # Not in the mode that it was traced in: running there takes the example's sizes for the only ones, and leaves
+        # symbols of sizes that depend on data, on which the next trace of the program fails.
+        with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad():
+            given = [_like(value) if isinstance(value, torch.Tensor) else value for value in values]
             torch.fx.Interpreter(program.graph_module).run(*given)
     except Exception:  # noqa: BLE001 - an operator that can't run without data: the slower way, which runs nothing
         signature = program.run_decompositions({}).graph_signature
@@ -124,6 +126,17 @@ def changed_tensors(program: Any) -> tuple[str, ...]:
             spec.arg.name for spec in program.graph_signature.input_specs if changed & {spec.target, spec.arg.name}
         )
     return tuple(node.name for node, value in zip(placeholders, given, strict=True) if getattr(value, "_version", 0))
+
+
+def _like(tensor: Any) -> Any:
+    """A tensor as this one of a trace, in the example's sizes."""
+    import torch
+
+    sizes, strides = (
+        [size.node.hint if isinstance(size, torch.SymInt) else size for size in both]
+        for both in (tensor.shape, tensor.stride())
+    )
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def keep_inputs(program: Any) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from mlflow.types import TensorSpec as SpecOfTensor
 
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
+from compile_stage.plugin_support.torch_programs import changed_tensors
 from compile_stage.sources import pt2
 from compile_stage.sources.torch import TorchSource
 from compile_stage.sources.torch_operators import optimiser_corrected
@@ -661,6 +662,24 @@ def test_sizes_that_depend_on_data_are_exported(tmp_path: Path, prove: Proof) ->
     rows = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     source = save(tmp_path / "chosen", Chosen(), rows, signature=infer_signature(rows, rows))
     prove(source, {"rows": rows})
+
+
+class Halves(torch.nn.Module):
+    """Writes into parts of a tensor of its own, as Swin V2 and DETR do for their masks."""
+
+    def forward(self, rows: Any) -> Any:
+        answer = torch.zeros(rows.shape[0], 3)
+        answer[:, :2] = rows[:, 1:]
+        return torch.cat([answer, rows], dim=0)[: rows.shape[0]]
+
+
+def test_looking_for_what_changes_leaves_the_program_as_it_was() -> None:
+    """Broken: the example's batch becomes the only one (Swin V2, DETR), or the exporter's trace fails."""
+    program = torch.export.export(Halves(), (torch.ones(4, 3),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    mode = next(node.meta["val"].fake_mode for node in program.graph.nodes if node.op == "placeholder")
+    before = (dict(mode.shape_env.replacements), len(mode.shape_env.guards))
+    assert changed_tensors(program) == ()
+    assert (dict(mode.shape_env.replacements), len(mode.shape_env.guards)) == before
 
 
 def test_complex_numbers_are_refused_with_what_to_log(tmp_path: Path) -> None:
