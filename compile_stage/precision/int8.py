@@ -151,7 +151,7 @@ class DynamicInt8(Lowering):
     """Weights in int8; activations are quantised while the model runs, so no samples are needed.
 
     A language model's products have weights by blocks, along which runtimes quantise activations too: a few activations
-    of large magnitude, which such networks have, coarsen their own block and not the whole prompt (decision 0150).
+    of large magnitude, which such networks have, coarsen their own block and not the whole prompt (decision 0133).
 
     Scheme options:
         reduce_range: 7-bit weights, for CPUs whose 16-bit sums saturate.
