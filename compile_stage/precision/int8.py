@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from packaging.version import Version
+
 from compile_stage.core.capabilities import LoweringCapabilities
 from compile_stage.core.errors import UsageError
 from compile_stage.core.generation import has_cache
@@ -172,7 +174,8 @@ class DynamicInt8(Lowering):
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
-            if has_cache(model.signature) and (lowered := _lower_by_blocks(model, scheme, keep, into, Path(scratch))):
+            by_blocks = has_cache(model.signature) and _reads_bytes_by_blocks()
+            if by_blocks and (lowered := _lower_by_blocks(model, scheme, keep, into, Path(scratch))):
                 return lowered
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
@@ -191,6 +194,13 @@ class DynamicInt8(Lowering):
             ):
                 notes.append(say_tables(count))
             return _finish(graph, model, into, scheme, kept, notes)
+
+
+def _reads_bytes_by_blocks() -> bool:
+    """ONNX Runtime merges 8-bit blocks with the product since 1.25; before, it expands them to floats at each call."""
+    import onnxruntime
+
+    return Version(onnxruntime.__version__) >= Version("1.25")
 
 
 def _lower_by_blocks(
