@@ -204,7 +204,7 @@ def _pairs_begin_where_they_fit() -> Iterator[None]:
     """Have the exporter's optimiser look for pairs of operators only from an operator that can be the first of one.
 
     onnxscript 0.7 has a rule for two Slices, and at each operator, whatever it is, goes through the whole graph for the
-    second: two thirds of the time of a decoder's export with 30 layers. What it finds is the same.
+    second: half of the time of a decoder's export with 30 layers. What it finds is the same.
     """
     from onnxscript.rewriter import pattern
 
