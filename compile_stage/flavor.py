@@ -39,7 +39,7 @@ from compile_stage.core.errors import IntegrityError, MissingDependencyError, Us
 from compile_stage.core.tensors import Signature
 from compile_stage.core.uris import is_uri
 from compile_stage.serving.generation import opened_as_called, whole_prompts
-from compile_stage.serving.largest import LargestShapes
+from compile_stage.serving.largest import ShapeLimits
 from compile_stage.serving.manifest import (
     DATA_NAME,
     MANIFEST_SCHEMA,
@@ -135,7 +135,7 @@ class CompiledModel:
         with self._lock:
             self.signature: Signature = self._opened().signature
         self._batches = batches_of(self.manifest, data, trust)
-        self._largest = LargestShapes.of(self.manifest)
+        self._limits = ShapeLimits.of(self.manifest)
         self.refused_values = refused_values_of(self.manifest, data, trust)
         self._processor: Processor | None = None
         self._defaults: Mapping[str, Any] = {}  # of the processor's params, in place of the manifest's
@@ -216,7 +216,7 @@ class CompiledModel:
             UsageError: It does not fit the signature; or it is larger than what was proven; or it has another number of
                 rows than the batches that were proven, and parts of a batch may not be answered by themselves.
         """
-        self._largest.demand(batch)
+        self._limits.demand(batch)
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:
@@ -232,7 +232,7 @@ class CompiledModel:
             return self._first if hasattr(self._opened(), "first") else None
 
     def _first(self, batch: Batch) -> Batch:
-        self._largest.demand(batch)
+        self._limits.demand(batch)
         batches = self._batches
         if batches is None or batches.takes(_rows(batch)):
             with self._lock:

@@ -309,7 +309,8 @@ def _mix(
     cached = target.context.cached("mix/2", job.id, key, make)
     mixed: PortableModel = revive(PortableModel, cached.value)
     kept = {job.scheme.float_type: mixed.kept["fp32"]} if "fp32" in mixed.kept else mixed.kept
-    return replace(mixed, path=str(Path(cached.path) / mixed.path), kept=kept)
+    path = str(Path(cached.path) / mixed.path)
+    return replace(mixed, path=path, kept=kept, smallest=source.smallest, largest=source.largest)
 
 
 def _decisive(candidate: Candidate) -> Check | None:

@@ -1,12 +1,15 @@
-"""The largest shapes that a published model runs: those that the policy promised, and validation proved.
+"""The shapes that a published model runs: up to those that the policy promised, and validation proved; and none for
+which what was compiled is not the original.
 
 Vendored into every published model beside `compile_stage.flavor`. The manifest lists them, for the inputs that the
 target's `shapes`, or the trace of the original, give a limit, without the batch, for which there is a rule of its own
 (`serving.batches`):
 
     largest     {"ids": [null, 40]}
+    smallest    {"ids": [null, 8]}
 
-Where the validation samples were larger than the policy's `max`, theirs counts. A dimension that is null has no limit.
+Only the trace gives a smallest. Where the validation samples were larger or smaller than the limit, theirs counts. A
+dimension that is null has no limit.
 """
 
 from __future__ import annotations
@@ -17,55 +20,94 @@ from typing import TYPE_CHECKING, Any
 from compile_stage.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from compile_stage.core.records import Target
+    from compile_stage.core.records import PortableModel, Target
     from compile_stage.core.tensors import Batch
 
+_Sizes = Mapping[str, Sequence[int | None]]
 
-class LargestShapes:
+
+class ShapeLimits:
     """The rule of one model."""
 
-    def __init__(self, largest: Mapping[str, Sequence[int | None]]) -> None:
-        self._limits = [
-            (str(name), axis, int(size))
-            for name, sizes in largest.items()
-            for axis, size in enumerate(sizes)
-            if size is not None
-        ]
+    def __init__(self, largest: _Sizes, smallest: _Sizes, promised: Sequence[str]) -> None:
+        """`promised`: the inputs whose largest sizes are those of the policy."""
+        self._largest, self._smallest, self._promised = _listed(largest), _listed(smallest), frozenset(promised)
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> LargestShapes:
+    def of(cls, manifest: Mapping[str, Any]) -> ShapeLimits:
         """The rule that a manifest names; one without limits where it names none, as of earlier versions."""
-        named = manifest.get("largest")
-        return cls(named if isinstance(named, Mapping) else {})
+        largest, smallest = manifest.get("largest"), manifest.get("smallest")
+        target = manifest.get("target")
+        shapes = target.get("shapes") if isinstance(target, Mapping) else None
+        return cls(
+            largest if isinstance(largest, Mapping) else {},
+            smallest if isinstance(smallest, Mapping) else {},
+            list(shapes) if isinstance(shapes, Mapping) else [],
+        )
 
     def demand(self, batch: Batch) -> None:
-        """Raise UsageError for an input that is larger than what was proven."""
-        for name, axis, most in self._limits:
-            shape = getattr(batch.get(name), "shape", ())
-            if axis < len(shape) and shape[axis] > most:
-                raise UsageError(
-                    f"input {name!r} has {shape[axis]} in dimension {axis}, and at most {most} was proven",
-                    fix=f"set max in the target's shapes to {shape[axis]} and run compile-stage again, or send less",
-                )
+        """Raise UsageError for an input that is larger than what was proven, or of a size for which what was compiled
+        is not the original."""
+        for name, axis, most in self._largest:
+            size = _size(batch, name, axis)
+            if size is None or size <= most:
+                continue
+            if name not in self._promised:
+                raise _other_way(name, axis, size, f"at most {most}", "larger")
+            raise UsageError(
+                f"input {name!r} has {size} in dimension {axis}, and at most {most} was proven",
+                fix=f"set max in the target's shapes to {size} and run compile-stage again, or send less",
+            )
+        for name, axis, least in self._smallest:
+            size = _size(batch, name, axis)
+            if size is not None and size < least:
+                raise _other_way(name, axis, size, f"at least {least}", "smaller")
 
 
-def largest_shapes(
-    target: Target, samples: Mapping[str, Sequence[int]], traced: Mapping[str, Sequence[int | None]]
-) -> dict[str, list[int | None]]:
-    """What a manifest says under `largest`.
+def shape_limits(
+    target: Target, samples: Mapping[str, Sequence[int]], model: PortableModel | None
+) -> dict[str, dict[str, list[int | None]]]:
+    """What a manifest says under `largest` and `smallest`.
 
     Args:
         samples: Input → shape of the validation samples, axis 0 being the sample.
-        traced: As `PortableModel.largest`; for inputs that the target's `shapes` do not name.
+        model: What was compiled; its own largest sizes are for inputs that the target's `shapes` do not name.
     """
-    found: dict[str, list[int | None]] = {}
+    largest: dict[str, list[int | None]] = {}
     for name, shape in target.shapes.items():
         own = tuple(samples.get(name, ()))
         own = own if len(own) == len(shape.max) else shape.max
-        found[name] = [None, *(max(pair) for pair in zip(shape.max[1:], own[1:], strict=True))]
-    for name, sizes in traced.items():
-        own = tuple(samples.get(name, ()))
-        own = own if len(own) == len(sizes) else (0,) * len(sizes)
-        limits = [size if size is None else max(size, proven) for size, proven in zip(sizes, own, strict=True)]
-        found.setdefault(name, limits)
-    return found
+        largest[name] = [None, *(max(pair) for pair in zip(shape.max[1:], own[1:], strict=True))]
+    if model is None:
+        return {"largest": largest, "smallest": {}}
+    for name, sizes in model.largest.items():
+        largest.setdefault(name, _with_samples(sizes, samples.get(name, ()), max))
+    smallest = {name: _with_samples(sizes, samples.get(name, ()), min) for name, sizes in model.smallest.items()}
+    return {"largest": largest, "smallest": smallest}
+
+
+def _with_samples(sizes: Sequence[int | None], samples: Sequence[int], chosen: Any) -> list[int | None]:
+    proven = samples if len(samples) == len(sizes) else sizes
+    return [size if size is None else chosen(size, own) for size, own in zip(sizes, proven, strict=True)]
+
+
+def _listed(limits: _Sizes) -> list[tuple[str, int, int]]:
+    return [
+        (str(name), axis, int(size))
+        for name, sizes in limits.items()
+        for axis, size in enumerate(sizes)
+        if size is not None
+    ]
+
+
+def _size(batch: Batch, name: str, axis: int) -> int | None:
+    shape = getattr(batch.get(name), "shape", ())
+    return int(shape[axis]) if axis < len(shape) else None
+
+
+def _other_way(name: str, axis: int, size: int, limit: str, sizes: str) -> UsageError:
+    return UsageError(
+        f"input {name!r} has {size} in dimension {axis}, and what was compiled is right for {limit}: for {sizes} ones "
+        "the original may compute in another way",
+        fix="send " + ("less" if sizes == "larger" else "more") + ", or call the original",
+    )

@@ -33,8 +33,9 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
                           missing in those of earlier versions: then it is refused nowhere
     taken_values          which whole numbers and categories are taken (`serving.taken_values`); null for what was not
                           validated, missing in those of earlier versions: then all are
-    largest               the largest shape of each input that `shapes` of the policy names (`serving.largest`);
-                          missing in those of earlier versions
+    largest               the largest shape of each input that `shapes` of the policy names, or the trace of the
+                          original limits (`serving.largest`); missing in those of earlier versions
+    smallest              the smallest that the trace leaves; missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature_required    the policy asks for signatures: without a trusted one it is not loaded
     signature             names, types and shapes of the graph

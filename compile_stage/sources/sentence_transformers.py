@@ -108,14 +108,16 @@ class SentenceTransformersSource(Exporter):
         loaded = _Loaded(source)
         demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
-        return torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
+        model = torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
+        return torch_source.with_size_limits(model, program, shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
         loaded = _Loaded(source)
         program = _trace(loaded)
         signature = torch_source.signature_of(program, loaded.inputs, [OUTPUT], _symbols(program))
-        return torch_source.save_program(program, signature, source, shapes, into)
+        model = torch_source.save_program(program, signature, source, shapes, into)
+        return torch_source.with_size_limits(model, program, shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged texts, through the model's own tokenizer."""

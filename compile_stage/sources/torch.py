@@ -121,16 +121,14 @@ class TorchSource(Exporter):
         program = _program(source, shapes)
         answer_masked_rows(program)
         signature = signature_of(program, *_names(source, program))
-        largest = largest_sizes(program, signature, shapes, source)
-        model = export_graph(program, signature, source, shapes, into)
-        return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)), largest=largest)
+        model = with_size_limits(export_graph(program, signature, source, shapes, into), program, shapes, source)
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         program = _program(source, shapes)
         signature = signature_of(program, *_names(source, program))
-        largest = largest_sizes(program, signature, shapes, source)
-        model = save_program(program, signature, source, shapes, into)
-        return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)), largest=largest)
+        model = with_size_limits(save_program(program, signature, source, shapes, into), program, shapes, source)
+        return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)))
 
     def example(self, source: SourceModel) -> Batch | None:
         program = _program(source)
@@ -272,35 +270,59 @@ def signature_of(
     return Signature(inputs=tuple(named[: len(inputs)]), outputs=tuple(named[len(inputs) :]))
 
 
-def largest_sizes(
-    program: ExportedProgram, signature: Signature, shapes: Mapping[str, ShapeRange], source: SourceModel
-) -> dict[str, tuple[int | None, ...]]:
-    """As `PortableModel.largest`: the sizes up to which the program is the model. A forward that asks for a size goes
-    one way in the trace, and the graph holds nothing of the other. Other batches are tried in validation.
+def with_size_limits(
+    model: PortableModel, program: ExportedProgram, shapes: Mapping[str, ShapeRange], source: SourceModel
+) -> PortableModel:
+    """The model that was made of the program, with the sizes for which the program is the network (`smallest` and
+    `largest`). A forward that asks for a size goes one way in the trace, and the graph holds nothing of the other.
+    Other batches are tried in validation.
 
     Raises:
-        SourceError: `shapes` asks for larger ones.
+        SourceError: `shapes` asks for others.
     """
     nodes = {node.name: node for node in program.graph.nodes}
-    found: dict[str, tuple[int | None, ...]] = {}
-    for spec, name in zip(signature.inputs, program.graph_signature.user_inputs, strict=True):
-        sizes: list[int | None] = [None] * len(spec.shape)
-        for axis, size in enumerate(nodes[str(name)].meta["val"].shape):
-            known = program.range_constraints.get(getattr(getattr(size, "node", None), "expr", None))
-            if axis and known is not None and known.upper.is_Integer:
-                sizes[axis] = int(known.upper)
+    smallest: dict[str, tuple[int | None, ...]] = {}
+    largest: dict[str, tuple[int | None, ...]] = {}
+    for spec, name in zip(model.signature.inputs, program.graph_signature.user_inputs, strict=True):
+        limits = [
+            _limits(program, size) if axis else (None, None)
+            for axis, size in enumerate(nodes[str(name)].meta["val"].shape)
+        ]
         if spec.name in shapes:
-            for axis, (most, asked) in enumerate(zip(sizes, shapes[spec.name].max, strict=False)):
-                if most is not None and asked > most:
-                    raise SourceError(
-                        f"its forward goes another way above {most} in dimension {axis} of input {spec.name!r}, and "
-                        f"the policy asks for {asked}",
-                        fix=f"set max in the target's shapes to {most}",
-                        where=source.uri,
-                    )
-        if any(size is not None for size in sizes):
-            found[spec.name] = tuple(sizes)
-    return found
+            for axis, ((least, most), wanted) in enumerate(
+                zip(limits, zip(shapes[spec.name].min, shapes[spec.name].max, strict=True), strict=False)
+            ):
+                if least is not None and wanted[0] < least:
+                    raise _other_way(source, spec.name, axis, "below", least, wanted[0])
+                if most is not None and wanted[1] > most:
+                    raise _other_way(source, spec.name, axis, "above", most, wanted[1])
+        for found, sizes in zip((smallest, largest), zip(*limits, strict=True), strict=True):
+            if any(size is not None for size in sizes):
+                found[spec.name] = sizes
+    return replace(model, smallest=smallest, largest=largest)
+
+
+def _limits(program: ExportedProgram, size: Any) -> tuple[int | None, int | None]:
+    """The smallest and the largest size of an open axis that the trace left in; None where it excluded none."""
+    known = program.range_constraints.get(getattr(getattr(size, "node", None), "expr", None))
+    if known is None:
+        return None, None
+    # The tracer lets every open size begin at 2, whatever the forward asks: 0 and 1 are constants to it.
+    least = int(known.lower) if known.lower.is_Integer and known.lower > 2 else None
+    return least, int(known.upper) if known.upper.is_Integer else None
+
+
+def _other_way(source: SourceModel, name: str, axis: int, where: str, limit: int, asked: int) -> SourceError:
+    end = "min" if where == "below" else "max"
+    fix = f"set {end} in the target's shapes to {limit}"
+    if source.flavor in ("pytorch", "python_function"):  # others are traced with inputs of our own
+        fix += f". For sizes {where} {limit} alone, log it with an input example of such a size"
+    return SourceError(
+        f"its forward may go another way {where} {limit} in dimension {axis} of input {name!r}, and the policy asks "
+        f"for {asked}",
+        fix=fix,
+        where=source.uri,
+    )
 
 
 def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, str]:

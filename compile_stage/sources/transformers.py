@@ -138,7 +138,8 @@ class TransformersSource(Exporter):
         if isinstance(inputs, generation.CausalNetwork):
             return inputs.export(source, program, shapes, into)
         signature = inputs.signature(model)
-        return torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
+        exported = torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
+        return torch_source.with_size_limits(exported, program, shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -147,7 +148,8 @@ class TransformersSource(Exporter):
         model, inputs, program = self._traced(source)
         outputs = [spec.name for spec in inputs.signature(model).outputs]
         signature = torch_source.signature_of(program, inputs.names, outputs, inputs.symbols(program))
-        return torch_source.save_program(program, signature, source, shapes, into)
+        saved = torch_source.save_program(program, signature, source, shapes, into)
+        return torch_source.with_size_limits(saved, program, shapes, source)
 
     def _traced(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:
         """As `_trace`, by `refuse` where that came just before. Who takes the program may change it."""

@@ -41,7 +41,7 @@ from compile_stage.measure import stats
 from compile_stage.measure.published_figures import metrics_of, summary_of
 from compile_stage.serving import approval
 from compile_stage.serving.batches import proven_batches
-from compile_stage.serving.largest import largest_shapes
+from compile_stage.serving.largest import shape_limits
 from compile_stage.serving.manifest import VALIDATIONS, read_manifest
 from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.taken_values import TAKEN, proven_taken
@@ -345,9 +345,7 @@ class _Packaging:
                 "batches": proven_batches(winner.verdict, target),
                 "missing": proven_missing(winner.verdict),
                 TAKEN: proven_taken(winner.verdict),
-                "largest": largest_shapes(
-                    target, _sample_shapes(samples), winner.portable.largest if winner.portable is not None else {}
-                ),
+                **shape_limits(target, _sample_shapes(samples), winner.portable),
                 "signature": artifact.signature,
                 "confinement": context.confinement(),
                 "on_hardware_mismatch": policy.compliance.on_hardware_mismatch,

@@ -36,4 +36,7 @@ def rewrite(context: Context, worker: Worker, model: PortableModel, samples: Sam
         problem = f"the graph was not rewritten: {error.problem}"
         return replace(model, notes=(*model.notes, problem))
     made: PortableModel = revive(PortableModel, stored.value)
-    return replace(made, path=str(Path(stored.path) / made.path)) if made.path else replace(model, notes=made.notes)
+    if not made.path:
+        return replace(model, notes=made.notes)
+    # As of what is lowered: the trace of another original may have given the same graph.
+    return replace(made, path=str(Path(stored.path) / made.path), smallest=model.smallest, largest=model.largest)

@@ -1,4 +1,4 @@
-"""A published model runs no shape larger than those that were proven."""
+"""A published model runs no shape larger than those that were proven, and none for which its trace is not right."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from tiny_bundle import save_bundle
 
 from compile_stage import flavor
 from compile_stage.core.errors import UsageError
-from compile_stage.core.records import ShapeRange
-from compile_stage.serving.largest import LargestShapes, largest_shapes
+from compile_stage.core.records import PortableModel, ShapeRange
+from compile_stage.core.tensors import Signature
+from compile_stage.serving.largest import ShapeLimits, shape_limits
 
 SHAPES = {"ids": ShapeRange(min=(1, 4), typical=(2, 8), max=(8, 40))}
 
@@ -22,9 +23,15 @@ def rows(count: int) -> Any:
     return np.random.default_rng(count).random((count, 4), dtype=np.float32)
 
 
+def traced_model(**limits: Any) -> PortableModel:
+    signature = Signature(inputs=(), outputs=())
+    return PortableModel(path="", digest="", form="onnx", opset=18, precision="fp32", signature=signature, **limits)
+
+
 def test_what_is_longer_than_the_policy_promised_is_refused() -> None:
     """Broken: an answer to a length that nobody proved would be served as if it had been."""
-    rule = LargestShapes(largest_shapes(target(shapes=SHAPES), {"ids": (64, 8), "feats": (64, 3)}, {}))
+    limits = shape_limits(target(shapes=SHAPES), {"ids": (64, 8), "feats": (64, 3)}, None)
+    rule = ShapeLimits.of({**limits, "target": {"shapes": {"ids": {}}}})
     feats = np.zeros((200, 300), np.float32)  # the policy says nothing of it
     rule.demand({"ids": np.zeros((200, 40), np.int64), "feats": feats})  # batch sizes have a rule of their own
     with pytest.raises(UsageError, match="input 'ids' has 41 in dimension 1, and at most 40 was proven") as refused:
@@ -34,26 +41,40 @@ def test_what_is_longer_than_the_policy_promised_is_refused() -> None:
 
 def test_samples_that_were_longer_count() -> None:
     """Broken: the validation samples themselves would be refused when the published model is checked."""
-    assert largest_shapes(target(shapes=SHAPES), {"ids": (64, 50)}, {}) == {"ids": [None, 50]}
-    assert largest_shapes(target(shapes=SHAPES), {}, {}) == {"ids": [None, 40]}
+    assert shape_limits(target(shapes=SHAPES), {"ids": (64, 50)}, None)["largest"] == {"ids": [None, 50]}
+    assert shape_limits(target(shapes=SHAPES), {}, None) == {"largest": {"ids": [None, 40]}, "smallest": {}}
 
 
 def test_what_the_trace_is_right_for_is_a_limit_where_the_policy_has_none() -> None:
-    """Broken: a network that goes another way for longer texts would answer these otherwise than the original."""
-    traced = {"ids": (None, 30), "feats": (None, 10, None)}
-    found = largest_shapes(target(shapes=SHAPES), {"feats": (64, 12, 3)}, traced)
-    assert found == {"ids": [None, 40], "feats": [None, 12, None]}
+    """Broken: a network that goes another way for longer or shorter texts would answer these otherwise than the
+    original."""
+    traced = traced_model(
+        largest={"ids": (None, 30), "feats": (None, 10, None)}, smallest={"ids": (None, 4), "feats": (None, 5, None)}
+    )
+    limits = shape_limits(target(shapes=SHAPES), {"feats": (64, 12, 3)}, traced)
+    assert limits["largest"] == {"ids": [None, 40], "feats": [None, 12, None]}
+    assert limits["smallest"] == {"ids": [None, 4], "feats": [None, 5, None]}
+    assert shape_limits(target(), {"feats": (64, 3, 3)}, traced)["smallest"]["feats"] == [None, 3, None]
+    rule = ShapeLimits.of({**limits, "target": {"shapes": {"ids": {}}}})
+    for size in (5, 12):
+        rule.demand({"feats": np.zeros((1, size, 900))})
+    for size, says, fix in ((4, "at least 5: for smaller ones", "send more"), (13, "at most 12: for larger", "less")):
+        with pytest.raises(UsageError, match=f"'feats' has {size} in dimension 1.* is right for {says}") as refused:
+            rule.demand({"feats": np.zeros((1, size, 3))})
+        assert fix in refused.value.fix
+        assert "max" not in refused.value.fix  # the trace limits it, and no policy
 
 
-def test_a_larger_request_is_answered_with_400(tmp_path: Path) -> None:
+def test_a_larger_or_smaller_request_is_answered_with_400(tmp_path: Path) -> None:
     """Broken: a client would read `unexpected error`, or an answer that nobody proved."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
-    path = save_bundle(tmp_path, largest={"x": [None, 2]})
-    with pytest.raises(MlflowException, match="at most 2 was proven") as caught:
-        mlflow.pyfunc.load_model(str(path)).predict(rows(1))
-    assert caught.value.get_http_status_code() == 400
+    for name, size, says in (("largest", 2, "right for at most 2"), ("smallest", 6, "right for at least 6")):
+        path = save_bundle(tmp_path / name, **{name: {"x": [None, size]}})
+        with pytest.raises(MlflowException, match=says) as caught:
+            mlflow.pyfunc.load_model(str(path)).predict(rows(1))
+        assert caught.value.get_http_status_code() == 400
 
 
 def test_what_an_earlier_version_published_takes_what_it_took(tmp_path: Path) -> None:

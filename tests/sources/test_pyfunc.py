@@ -129,3 +129,25 @@ def test_a_bundle_with_a_pyfunc_counts_as_code() -> None:
     assert _code_in(manifest) is None
     manifest["answer"] = {"python_model": {"attribute": "net"}}
     assert _code_in(manifest) == "it is a custom pyfunc, whose own code runs when it is loaded"
+
+
+class Lengths(torch.nn.Module):
+    """From eight ids on it takes their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 4)
+
+    def forward(self, ids: Any) -> Any:
+        return self.embed(ids).mean(1) if ids.shape[1] >= 8 else self.embed(ids).sum(1)
+
+
+@pytest.mark.parametrize(("length", "smallest", "largest"), [(12, {"ids": (None, 8)}, {}), (4, {}, {"ids": (None, 7)})])
+def test_sizes_for_which_its_network_goes_another_way_are_known(
+    tmp_path: Path, length: int, smallest: Any, largest: Any
+) -> None:
+    """Broken: the published model answers other lengths without a word, and otherwise than the original."""
+    made = source(tmp_path, both, {"net": Lengths()}, {"ids": np.ones((2, length), np.int64)})
+    for export in (PyfuncSource().export, PyfuncSource().export_program):
+        model = export(made, {}, tmp_path / export.__name__)
+        assert (model.smallest, model.largest) == (smallest, largest)

@@ -58,6 +58,8 @@ def test_vectors_are_those_of_encode_and_of_the_graph(tmp_path: Path, prove: Pro
     assert example is not None
     made = prove(source, example)
     assert [str(spec) for spec in made.signature.outputs] == ["sentence_embedding: float32[batch, 32]"]
+    assert made.smallest == {}
+    assert made.largest["input_ids"] == (None, 64)  # its positions
     assert {spec.shape for spec in made.signature.inputs} == {("batch", "sequence")}
 
     processor = exporter.processor(source, tmp_path / "processor")

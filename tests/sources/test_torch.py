@@ -984,7 +984,7 @@ def test_a_dimension_is_open_that_the_signature_or_the_policy_leaves_open(
 
 
 class Branching(Texts):
-    """Of more than ten ids it takes the first ten."""
+    """Of more than ten ids it takes the first ten, plus one."""
 
     def forward(self, ids: Any, feats: Any) -> Any:
         return super().forward(ids if ids.shape[1] <= 10 else ids[:, :10] + 1, feats)
@@ -993,9 +993,25 @@ class Branching(Texts):
 def test_sizes_for_which_the_forward_goes_another_way_are_known(tmp_path: Path) -> None:
     """Broken: the published model answers longer texts without a word, and otherwise than the original."""
     source = saved_sequence(tmp_path / "model", Branching(), opened=True)
-    assert TorchSource().export(source, {}, tmp_path / "out").largest == {"ids": (None, 10)}
-    with pytest.raises(SourceError, match="goes another way above 10 in dimension 1 of input 'ids', and the policy"):
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    assert (model.smallest, model.largest) == ({}, {"ids": (None, 10)})
+    with pytest.raises(SourceError, match="may go another way above 10 in dimension 1 of input 'ids', and the policy"):
         TorchSource().export(source, LONGER, tmp_path / "out2")
+    longer = saved_sequence(tmp_path / "longer", Branching(), length=12, opened=True)
+    model = TorchSource().export_program(longer, {}, tmp_path / "out3")
+    assert (model.smallest, model.largest) == ({"ids": (None, 11)}, {})
+    with pytest.raises(
+        SourceError, match="another way below 11 in dimension 1 of input 'ids', and the policy"
+    ) as error:
+        TorchSource().export(longer, LONGER, tmp_path / "out4")
+    assert error.value.fix.startswith("set min in the target's shapes to 11. For sizes below 11 alone, log it with an")
+
+
+def test_short_sizes_that_no_forward_excludes_are_no_limit(tmp_path: Path) -> None:
+    """Broken: the tracer lets each open size begin at 2, and the published model would refuse texts of one token."""
+    source = saved_sequence(tmp_path / "model", Texts(), length=12, opened=True)
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    assert (model.smallest, model.largest) == ({}, {})
 
 
 def test_a_dimension_that_the_forward_has_fixed_stays_so_and_the_message_says_it(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ def test_a_text_model_keeps_batch_and_sequence_open(tmp_path: Path, prove: Proof
     np.testing.assert_array_equal(example["attention_mask"], [[1, 1, 1, 1], [1, 1, 1, 0]])
     longer: dict[str, Any] = {name: np.concatenate([array] * 3, axis=1) for name, array in example.items()}
     made = prove(source, example, sizes=(1, 2))
+    assert made.smallest == {}
+    assert made.largest["input_ids"] == (None, 512)  # its positions
     assert [str(spec) for spec in made.signature.outputs] == ["logits: float32[batch, 2]"]
     assert {spec.shape for spec in made.signature.inputs} == {("batch", "sequence")}
     with TransformersSource().open(source, Target(name="cpu")) as session:
@@ -87,6 +89,8 @@ def test_a_text_model_as_a_program_takes_the_networks_inputs_in_order(tmp_path: 
     source = save(tmp_path / "model")
     made = TransformersSource().export_program(source, {}, tmp_path / "program")
     assert made.form == "torch-export"
+    assert made.smallest == {}
+    assert made.largest["input_ids"] == made.largest["attention_mask"] == (None, 512)
     assert [str(spec) for spec in made.signature.inputs][:2] == [
         "input_ids: int64[batch, sequence]",
         "attention_mask: int64[batch, sequence]",

@@ -25,8 +25,9 @@ class PortableModel:
         made_from: Digest of what it was made from.
         notes: What a reader of the report should know (`3 nodes stay in FP32: they overflow float16`).
         places: Tokens that a text of a language model has at most, with what is written; None where nobody knows.
-        largest: Input → the largest size of each axis that it is right for, where its trace says so: the forward takes
-            another way for larger ones. None for an axis without such a limit.
+        smallest: Input → the smallest size of each axis that it is right for, where its trace says so: the forward may
+            take another way for smaller ones. None for an axis without such a limit.
+        largest: The same of the largest size.
     """
 
     path: str
@@ -39,6 +40,7 @@ class PortableModel:
     made_from: str = ""
     notes: tuple[str, ...] = ()
     places: int | None = None
+    smallest: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     largest: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
 
 
