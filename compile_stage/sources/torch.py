@@ -304,11 +304,15 @@ def with_size_limits(
 
 def _limits(program: ExportedProgram, size: Any) -> tuple[int | None, int | None]:
     """The smallest and the largest size of an open axis that the trace left in; None where it excluded none."""
-    known = program.range_constraints.get(getattr(getattr(size, "node", None), "expr", None))
+    expression: Any = getattr(getattr(size, "node", None), "expr", None)
+    known = program.range_constraints.get(expression)
     if known is None:
         return None, None
-    # The tracer lets every open size begin at 2, whatever the forward asks: 0 and 1 are constants to it.
-    least = int(known.lower) if known.lower.is_Integer and known.lower > 2 else None
+    # The tracer lets every open size begin at 2, whatever the forward asks: 0 and 1 are constants to it. A size that
+    # is one more than another then begins at 3.
+    ranges = [program.range_constraints.get(symbol) for symbol in expression.free_symbols]
+    excluded = any(each is not None and each.lower > 2 for each in ranges)
+    least = int(known.lower) if excluded and known.lower.is_Integer else None
     return least, int(known.upper) if known.upper.is_Integer else None
 
 

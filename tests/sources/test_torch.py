@@ -24,7 +24,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.plugin_support.torch_programs import changed_tensors
 from compile_stage.sources import pt2
-from compile_stage.sources.torch import TorchSource
+from compile_stage.sources.torch import TorchSource, _limits
 from compile_stage.sources.torch_operators import optimiser_corrected
 
 from .conftest import Proof, run_onnx, source_of
@@ -1005,6 +1005,30 @@ def test_sizes_for_which_the_forward_goes_another_way_are_known(tmp_path: Path) 
     ) as error:
         TorchSource().export(longer, LONGER, tmp_path / "out4")
     assert error.value.fix.startswith("set min in the target's shapes to 11. For sizes below 11 alone, log it with an")
+
+
+class Following(torch.nn.Module):
+    """Its second input is one longer than its first."""
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        return ids + feats[:, 1:] - feats[:, :-1]
+
+
+class FollowingLong(Following):
+    """From eight ids on."""
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        return super().forward(ids, feats) if ids.shape[1] >= 8 else ids
+
+
+@pytest.mark.parametrize(("model", "smallest"), [(Following, [None, None]), (FollowingLong, [8, 9])])
+def test_a_size_that_follows_another_has_no_limit_of_its_own(model: Any, smallest: list[int | None]) -> None:
+    """Broken: the second input of the smallest size that the first may have is refused, though nothing excludes it."""
+    given = tuple(torch.ones(2, size) for size in (12, 13))
+    sizes = ({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},) * 2
+    program = torch.export.export(model(), given, dynamic_shapes=sizes)
+    open_sizes = [node.meta["val"].shape[1] for node in program.graph.nodes if node.op == "placeholder"]
+    assert [_limits(program, size)[0] for size in open_sizes] == smallest
 
 
 def test_short_sizes_that_no_forward_excludes_are_no_limit(tmp_path: Path) -> None:
