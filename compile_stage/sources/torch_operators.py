@@ -20,7 +20,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     and `logaddexp` as Log(Exp(a) + Exp(b)), which is inf from 89 up (`logaddexp2` from 128). ONNX's Softplus,
     log(1 + exp(x)), has neither. Its `atan2` is -pi where PyTorch's is pi, for 0 and a negative number: the angle of
     the first number of every spectrum. It refuses the product of each group of rows with the group's own
-    matrix, by which transformers computes a mixture of experts.
+    matrix, by which transformers computes a mixture of experts; and `cdist`, `hypot` and `signbit`.
     """
     import torch
     from onnx import TensorProto
@@ -56,6 +56,44 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             begin = end
         return op.Concat(*products, axis=0)
 
+    def hypot(self: Any, other: Any) -> Any:
+        most, least = op.Max(op.Abs(self), op.Abs(other)), op.Min(op.Abs(self), op.Abs(other))
+        one = op.CastLike(1.0, self)
+        share = op.Where(op.Equal(most, least), one, op.Div(least, most))  # 0 / 0 and inf / inf are no numbers
+        return op.Mul(most, op.Sqrt(op.Add(one, op.Mul(share, share))))  # its square may be beyond the type
+
+    def signbit(self: Any) -> Any:
+        zero = op.CastLike(0, self)
+        if not self.dtype.is_floating_point():
+            return op.Less(self, zero)
+        return op.Or(op.Less(self, zero), op.Less(op.Reciprocal(self), zero))  # 1 / -0.0 is -inf
+
+    def cdist(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
+        """[..., rows, features] and [..., others, features] to [..., rows, others]."""
+        known = [size for size in (x1.shape[-2], x2.shape[-2]) if isinstance(size, int)]
+        features = x1.shape[-1] if isinstance(x1.shape[-1], int) else 0
+        if p == 2 and compute_mode != 2 and features > 16 and max(known, default=0) > 25:
+            # As PyTorch does above 25 rows: a product, and no tensor of all differences. Of few features it is small.
+            squares = [op.ReduceSumSquare(rows, op.Constant(value_ints=[-1]), keepdims=1) for rows in (x1, x2)]
+            turned = list(range(len(x2.shape)))
+            turned[-2:] = reversed(turned[-2:])
+            product = op.MatMul(op.Mul(x1, op.CastLike(-2.0, x1)), op.Transpose(x2, perm=turned))
+            both = op.Add(squares[0], op.Transpose(squares[1], perm=turned))
+            return op.Sqrt(op.Max(op.Add(both, product), op.CastLike(0.0, x1)))
+        last = op.Constant(value_ints=[-1])
+        apart = op.Sub(op.Unsqueeze(x1, op.Constant(value_ints=[-2])), op.Unsqueeze(x2, op.Constant(value_ints=[-3])))
+        if p == 0:
+            zero = op.CastLike(0.0, x1)
+            return op.ReduceSum(op.CastLike(op.Not(op.Equal(apart, zero)), x1), last, keepdims=0)
+        if p == 1:
+            return op.ReduceL1(apart, last, keepdims=0)
+        if p == 2:
+            return op.Sqrt(op.ReduceSumSquare(apart, last, keepdims=0))
+        if p == math.inf:
+            return op.ReduceMax(op.Abs(apart), last, keepdims=0)
+        powers = op.ReduceSum(op.Pow(op.Abs(apart), op.CastLike(p, x1)), last, keepdims=0)
+        return op.Pow(powers, op.CastLike(1 / p, x1))
+
     aten, mixtures = torch.ops.aten, {}
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         mixtures[torch.ops.transformers.grouped_mm_fallback.default] = grouped_mm
@@ -65,12 +103,17 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.logaddexp.default: logaddexp,
         aten.logaddexp2.default: logaddexp2,
         aten.atan2.default: atan2,
+        aten.hypot.default: hypot,
+        aten.signbit.default: signbit,
+        torch.ops.prims.signbit.default: signbit,  # what `copysign` is made of
+        aten._cdist_forward.default: cdist,
     }
 
 
 def write_for_exporter(program: ExportedProgram) -> None:
     """Write in other operators what the exporter refuses, or writes with other answers than PyTorch's."""
     _write_own_divisors(program)
+    _write_adaptive_max_pools(program)
     _write_promoted_differences(program)
     _write_scattered_means(program)
     _write_hamming_windows(program)
@@ -140,6 +183,52 @@ def _write_own_divisors(program: ExportedProgram) -> None:
         with program_graph.inserting_before(node.next):
             scaled = program_graph.call_function(aten.mul.Tensor, (node, elements / divisor))
         use_instead(program, node, scaled)
+
+
+def _write_adaptive_max_pools(program: ExportedProgram) -> None:
+    """Write an adaptive max pool as the largest of each window, axis by axis. ONNX has only pools whose windows are all
+    of one size. One whose places are asked for, or that makes several windows of an open axis, is left as it is."""
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    pools = {
+        aten.adaptive_max_pool1d.default: 1,
+        aten.adaptive_max_pool2d.default: 2,
+        aten.adaptive_max_pool3d.default: 3,
+    }
+    for node in list(program_graph.nodes):
+        if node.target not in pools or any(user.args[1] != 0 and user.users for user in node.users):
+            continue
+        axes = pools[node.target]
+        given, windows = node.args[0], list(node.args[1]) * (axes if len(node.args[1]) == 1 else 1)
+        sizes = given.meta["val"].shape[-axes:]
+        if not all(
+            count == 1 or (isinstance(count, int) and isinstance(size, int))
+            for count, size in zip(windows, sizes, strict=True)
+        ):
+            continue
+        for user in [user for user in node.users if user.args[1] == 0]:
+            with program_graph.inserting_before(user):
+                found = given
+                for axis, count, size in zip(range(-axes, 0), windows, sizes, strict=True):
+                    found = _largest_of_windows(program_graph, found, axis, count, size)
+            use_instead(program, user, found)
+            program_graph.erase_node(user)
+
+
+def _largest_of_windows(program_graph: Any, given: Any, axis: int, count: int, size: Any) -> Any:
+    """The largest of each of `count` windows along an axis, as PyTorch lays them: window i from i * size // count, to
+    (i + 1) * size / count rounded up."""
+    import torch
+
+    aten, largest = torch.ops.aten, []
+    for window in range(count):
+        part = given
+        if count > 1:
+            begin, end = window * size // count, -(-(window + 1) * size // count)
+            part = program_graph.call_function(aten.slice.Tensor, (given, axis, begin, end))
+        largest.append(program_graph.call_function(aten.amax.default, (part, [axis], True)))
+    return program_graph.call_function(aten.cat.default, (largest, axis)) if count > 1 else largest[0]
 
 
 def _keep_layouts_of_attention(program: ExportedProgram) -> None:

@@ -280,6 +280,79 @@ def test_a_hamming_window_has_pytorchs_numbers(tmp_path: Path, prove: Proof) -> 
     prove(source, {"rows": rows}, compliance=PICKLES)
 
 
+@pytest.mark.parametrize(
+    ("p", "features", "mode"),
+    [(0.0, 3, None), (1.0, 3, None), (2.0, 3, None), (3.0, 3, None), (np.inf, 3, None), (2.0, 40, None), (2.0, 40, 2)],
+)
+def test_distances_of_all_pairs_are_exported(p: float, features: int, mode: int | None, tmp_path: Path) -> None:
+    """Broken: PyTorch's exporter refuses `cdist`, so every network on points, atoms or a codebook."""
+
+    class Distances(torch.nn.Module):
+        def forward(self, points: Any, others: Any) -> Any:
+            modes = {None: "use_mm_for_euclid_dist_if_necessary", 2: "donot_use_mm_for_euclid_dist"}
+            return torch.cdist(points, others, p, compute_mode=modes[mode])
+
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(4, 30, features)).astype(np.float32)
+    others = draw.normal(size=(4, 7, features)).astype(np.float32)
+    points[0] *= 1e9
+    if features == 3 or mode == 2:  # else PyTorch's own product rounds a distance of 0
+        others[1] = points[1, :7]
+    signature = infer_signature({"points": points, "others": others}, points[:, :, :1])
+    example = {"points": points[:2], "others": others[:2]}
+    source = save(tmp_path / "net", Distances().eval(), example, signature=signature, serialization_format="pickle")
+    exported = TorchSource().export(source, {}, tmp_path / "out")
+    for size in (1, 4):
+        given = {"points": points[:size], "others": others[:size]}
+        (found,) = run_onnx(exported, given).values()
+        wanted = Distances()(*map(torch.from_numpy, given.values())).numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_lengths_and_signs_are_exported(tmp_path: Path) -> None:
+    """Broken: PyTorch's exporter refuses `hypot`, `signbit` and `copysign`; a plain root of squares is inf from
+    2e19 up, and a plain comparison takes -0.0 for positive."""
+
+    class Both(torch.nn.Module):
+        def forward(self, a: Any, b: Any) -> Any:
+            return {
+                "length": torch.hypot(a, b),
+                "sign": torch.signbit(a),
+                "whole": torch.signbit(b.to(torch.int64)),
+                "copied": torch.copysign(b, a),
+            }
+
+    a = np.array([[-0.0, 0, 3, -1e30, np.inf, np.inf, 1e-30, -np.inf]], np.float32).repeat(2, axis=0)
+    b = np.array([[0, 0, -4, 1e30, 1, -np.inf, 1e-30, 0]], np.float32).repeat(2, axis=0)
+    expected = {name: value.numpy() for name, value in Both()(torch.from_numpy(a), torch.from_numpy(b)).items()}
+    signature = infer_signature({"a": a, "b": b}, expected)
+    example = {"a": np.ones_like(a), "b": np.ones_like(b)}
+    source = save(tmp_path / "net", Both().eval(), example, signature=signature, serialization_format="pickle")
+    answer = run_onnx(TorchSource().export(source, {}, tmp_path / "out"), {"a": a, "b": b})
+    np.testing.assert_allclose(answer["length"], expected["length"], rtol=1e-6)
+    np.testing.assert_array_equal(answer["sign"], expected["sign"])
+    np.testing.assert_array_equal(answer["copied"], expected["copied"])
+    np.testing.assert_array_equal(answer["whole"][:, :5], expected["whole"][:, :5])
+
+
+def test_an_adaptive_max_pool_has_windows_of_different_sizes(tmp_path: Path, prove: Proof) -> None:
+    """Broken: PyTorch's exporter refuses adaptive max pools."""
+
+    class Pools(torch.nn.Module):
+        def forward(self, image: Any) -> Any:
+            pool = torch.nn.functional
+            return (
+                pool.adaptive_max_pool2d(image, (3, 5)),
+                pool.adaptive_max_pool2d(image, (None, 1)),
+                pool.adaptive_max_pool1d(image[:, 0], 11),
+                pool.adaptive_max_pool3d(image[:, None], (1, 3, 2)),
+            )
+
+    signature = infer_signature(IMAGES, dict.fromkeys("abcd", IMAGES))
+    source = save(tmp_path / "net", Pools().eval(), IMAGES - 2, signature=signature, serialization_format="pickle")
+    prove(source, {"image": IMAGES - 2}, compliance=PICKLES)
+
+
 def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof) -> None:
     """Broken: PyTorch's exporter leaves divisor_override out, and the model is refused with no word of the cause."""
     pool = torch.nn.AvgPool2d((3, 2), 2, 1, divisor_override=5)
