@@ -69,8 +69,7 @@ class TorchScript(Compiler):
             raise UsageError(reason)
         into.mkdir(parents=True, exist_ok=True)
         with _quiet():
-            traced = _trace(model)
-            _write(traced, into / _ENTRY)
+            traced = _trace(model, into / _ENTRY)
             executed = _read_back(traced)
         return describe(self, model, scheme, job_id, into, Compiled(entry=_ENTRY, executed=executed))
 
@@ -82,13 +81,7 @@ class _ScriptSession(TorchSession):
     """One loaded module. What it answers is the caller's: copied where it is memory of an input or of a weight."""
 
     def __init__(self, path: Path, signature: Signature, threads: int) -> None:
-        import torch
-
-        try:
-            with _quiet():
-                loaded = torch.jit.load(str(path), map_location="cpu")
-        except RuntimeError as error:
-            raise NothingCompiledError(f"PyTorch can't load the module: {_sentence(error)}") from error
+        loaded = _load(path)
         super().__init__(loaded, signature, threads)
         self._own = {constant.data_ptr() for constant in _constants(loaded)}
 
@@ -106,15 +99,27 @@ class _ScriptSession(TorchSession):
             yield answer.clone().numpy() if shared else answer.numpy()
 
 
+def _load(path: Path) -> Any:
+    import torch
+
+    try:
+        with _quiet():
+            return torch.jit.load(str(path), map_location="cpu")
+    except RuntimeError as error:
+        raise NothingCompiledError(f"PyTorch can't load the module: {_sentence(error)}") from error
+
+
 # -------------------------------------------------------------------------------------------------------------- tracing
 
 
-def _trace(model: PortableModel) -> Any:
-    """The program's module as a frozen TorchScript module that takes its inputs flat and answers with a tuple.
+def _trace(model: PortableModel, target: Path) -> Any:
+    """The program's module as a frozen TorchScript module that takes its inputs flat and answers with a tuple, and
+    `target`, the file of it.
 
     Raises:
-        NothingCompiledError: It can't be traced, or a trace answers otherwise at another size: tracing writes sizes
-            down where the program computes with them.
+        NothingCompiledError: It can't be traced, or what is read from the file answers otherwise, at the example's or
+            another size: tracing writes sizes down where the program computes with them, and a file keeps less than
+            the trace in memory.
     """
     import torch
 
@@ -122,14 +127,17 @@ def _trace(model: PortableModel) -> Any:
     program = torch.export.load(model.path)
     flat = flat_module(program)
     _open_sizes(flat.module)
+    _cast_whole_numbers(flat.module)
     example = tuple(tree.tree_leaves(program.example_inputs))
     try:
         with torch.no_grad():
             traced = torch.jit.freeze(torch.jit.trace(flat, example, check_trace=False))
     except Exception as error:  # what a module's Python raises shares no base class
         raise NothingCompiledError(f"PyTorch can't trace the program: {_sentence(error)}") from error
-    for sizes in _other_sizes(model.signature, example):
-        _demand_same(flat, traced, sizes)
+    _write(traced, target)
+    loaded = _load(target)
+    for tensors in (example, *_other_sizes(model.signature, example)):
+        _demand_same(flat, loaded, tensors)
     return traced
 
 
@@ -150,6 +158,24 @@ def _open_sizes(module: Any) -> None:
             node.target = getattr(torch.Tensor, name, None) or getattr(torch, name, node.target)
         elif sizes.intersection(node.all_input_nodes):  # arithmetic of sizes
             sizes.add(node)
+    module.recompile()
+
+
+def _cast_whole_numbers(module: Any) -> None:
+    """Have whole numbers that meet a number with a fraction (`arange(n) + 0.5`) cast to the result's type first. The
+    trace keeps that number as a tensor of float64, and what is read from a file promotes them to float64 by it."""
+    import torch
+
+    for node in list(module.graph.nodes):
+        dtype = getattr(node.meta.get("val"), "dtype", None)
+        if dtype is None or not dtype.is_floating_point or not any(isinstance(given, float) for given in node.args):
+            continue
+        for given in node.all_input_nodes:
+            value = given.meta.get("val")
+            if isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex):
+                with module.graph.inserting_before(node):
+                    cast = module.graph.call_function(torch.ops.aten.to.dtype, (given, dtype))
+                node.replace_input_with(given, cast)
     module.recompile()
 
 
@@ -182,17 +208,19 @@ def _demand_same(flat: Any, traced: Any, tensors: tuple[Any, ...]) -> None:
     shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
     with torch.no_grad():
         try:
-            wanted = flat(*tensors)
+            wanted = flat(*(tensor.clone() for tensor in tensors))
         except (RuntimeError, IndexError):  # a size that the program does not take either, such as an odd height
             return
         try:
-            found = traced(*tensors)
+            with torch.jit.optimized_execution(False):
+                found = traced(*(tensor.clone() for tensor in tensors))
         except RuntimeError as error:
             raise NothingCompiledError(
                 f"the trace takes no inputs of {shapes}, though the program does: {_sentence(error)}"
             ) from error
     for one, other in zip(wanted, found, strict=True):
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True):
+        same = one.shape == other.shape and one.dtype == other.dtype
+        if not same or not torch.allclose(one, other, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise NothingCompiledError(f"the trace answers otherwise than the program for inputs of {shapes}")
 
 

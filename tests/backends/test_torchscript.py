@@ -121,3 +121,33 @@ def test_a_trace_that_wrote_a_size_down_is_refused(tmp_path: Path, monkeypatch: 
     model = portable(Outputs(), OUTPUTS, tmp_path / "model")
     with pytest.raises(NothingCompiledError, match=r"the trace takes no inputs of \[3, 4\], though the program does"):
         TorchScript().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+
+
+class Places(torch.nn.Module):
+    """Middles of the rows, as a detector places its boxes."""
+
+    def forward(self, rows: Any) -> Any:
+        return rows + (torch.arange(rows.shape[0]) + 0.5)[:, None], 1 / (torch.arange(rows.shape[0]) * 0.5 + 1)
+
+
+def test_whole_numbers_and_a_fraction_are_float32_in_the_file_too(tmp_path: Path) -> None:
+    """Broken: what is read from the file answers float64, or fails where types must be the same (`meshgrid`)."""
+    model = portable(Places(), (out("rows", "batch", 4), out("shares", "batch")), tmp_path / "model")
+    artifact = TorchScript().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
+    rows = np.ones((3, 4), np.float32)
+    with TorchScript().open(artifact, 1) as session:
+        found = session.run({"rows": rows})
+    for answer, wanted in zip(found.values(), Places()(torch.from_numpy(rows)), strict=True):
+        assert answer.dtype == np.float32
+        np.testing.assert_array_equal(answer, wanted.numpy())
+
+
+def test_what_the_file_holds_is_compared_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a module that answers otherwise once it is saved and read passes compile, and fails in the proof, with
+    a traceback from within PyTorch."""
+    monkeypatch.setattr(torchscript, "_cast_whole_numbers", lambda module: None)
+    model = portable(Places(), (out("rows", "batch", 4), out("shares", "batch")), tmp_path / "model")
+    with pytest.raises(
+        NothingCompiledError, match=r"the trace answers otherwise than the program for inputs of \[2, 4\]"
+    ):
+        TorchScript().compile(model, FP32, TARGET, "job", tmp_path / "artifact")
