@@ -154,12 +154,13 @@ def _samples(
     manifest, reason = published.manifest, ""
     data: Data = revive(Data, manifest["data"]["spec"])
     signature = call_signature(artifact_of(manifest, data_folder(published.folder)))
-    columns = tuple(manifest.get("answer", {}).get("columns") or ())
+    answer = manifest.get("answer", {})
+    columns, fills = tuple(answer.get("columns") or ()), answer.get("fills") or {}
     real = replace(data.validation, max_samples=count) if count is not None else data.validation
     for spec in (real, DataSpec(source="synthetic", max_samples=count or job.target.batch_sizes[0])):
         wanted = replace(data, validation=spec)
         request = SampleRequest(
-            spec=spec, signature=signature, seed=data.seed, shapes=job.target.shapes, columns=columns
+            spec=spec, signature=signature, seed=data.seed, shapes=job.target.shapes, columns=columns, fills=fills
         )
         try:
             source = _source(context, published, spec)

@@ -171,6 +171,7 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
         network_inputs=network_inputs,
         reader=reader,
         columns=lambda: exporter.prediction_format(model).get("columns"),
+        fills=lambda: exporter.prediction_format(model).get("fills") or {},
     )
 
 

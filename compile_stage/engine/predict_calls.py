@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core import plugins
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import Compliance, Predictions, SampleSet, SourceModel, Target
@@ -24,7 +25,13 @@ def describe_predict(source: Any, compliance: Any, signature: Any, predictions: 
     model = revive(SourceModel, source)
     if (reason := original_predict.refuse(model, revive(Compliance, compliance))) is not None:
         raise SourceError(reason, where=model.uri)
-    return original_predict.describe_input(model, revive(Signature, signature), revive(Predictions | None, predictions))
+    how = original_predict.describe_input(model, revive(Signature, signature), revive(Predictions | None, predictions))
+    fills = plugins.load("sources", model.flavor).prediction_format(model).get("fills") if _has_texts(how) else None
+    return {**how, "fills": fills} if fills else how
+
+
+def _has_texts(how: dict[str, Any]) -> bool:
+    return how["kind"] == "frame" and any(dtype == "str" for _, dtype in how["columns"])
 
 
 def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: Any) -> dict[str, Any]:

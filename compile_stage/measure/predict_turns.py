@@ -28,8 +28,9 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
     """One input of predict(), of so many rows.
 
     Args:
-        how: `kind`, and with `frame` its `columns` (pairs of name and NumPy type; None keeps the samples' type), with
-            `array` and `dict` the `dtypes` of the inputs by name, with `items` the `texts`, the data frame's `column`
+        how: `kind`, and with `frame` its `columns` (pairs of name and NumPy type; None keeps the samples' type) and
+            the `fills` of missing texts (column → kind of missing text → the text in its place), if any, with `array`
+            and `dict` the `dtypes` of the inputs by name, with `items` the `texts`, the data frame's `column`
             (empty for a list) and `pair` (a second one, with each text one place further; empty for none), and `each`
             where they are given one by one.
         arrays: Input name → samples, axis 0 being the sample; not used for `items`.
@@ -47,7 +48,7 @@ def build_input(how: Mapping[str, Any], arrays: Mapping[str, Any], rows: int) ->
     count = len(next(iter(arrays.values())))
     batch = {name: np.ascontiguousarray(values[np.arange(rows) % count]) for name, values in arrays.items()}
     if how["kind"] == "frame":
-        return _frame(_columns(how["columns"], batch))
+        return _frame(_with_missing(_columns(how["columns"], batch), how.get("fills") or {}))
     typed = {name: _cast(name, values, how["dtypes"].get(name)) for name, values in batch.items()}
     return typed if how["kind"] == "dict" else next(iter(typed.values()))
 
@@ -141,6 +142,14 @@ def _columns(wanted: list[list[Any]], batch: Mapping[str, Any]) -> dict[str, Any
             raise ValueError(message)
         found = {name: flat[:, number] for number, name in enumerate(names)}
     return {name: _cast(name, _cells(found[name]), dtype) for name, dtype in wanted}
+
+
+def _with_missing(columns: dict[str, Any], fills: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """With a missing text in each second place of the text that stands for it: the answers stay the same."""
+    for name, fill in fills.items():
+        if "NaN" in fill:
+            columns[name][np.flatnonzero(columns[name] == fill["NaN"])[::2]] = np.nan
+    return columns
 
 
 def _cells(values: Any) -> Any:

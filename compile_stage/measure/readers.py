@@ -7,6 +7,7 @@ import math
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,14 @@ from compile_stage.core.errors import MissingDependencyError, PolicyError, Sourc
 from compile_stage.core.records import DataSpec, ShapeRange, record
 from compile_stage.core.table_files import demand_bounded_csv, demand_bounded_text
 from compile_stage.core.tensors import Dim, Signature, TensorSpec
+from compile_stage.serving.prediction_io import fill_texts
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
 _npy: Any = np.lib.format  # NumPy leaves it untyped
+
+Fills = Callable[[], Mapping[str, Mapping[str, str]]]
 
 UNKNOWN_SIZE = 16
 """What a synthetic sample has for a symbolic dimension of which the policy says nothing."""
@@ -75,6 +79,8 @@ class SampleRequest:
             (`core.sample_files.GIVEN`); whole numbers may be rounded then as well.
         columns: Of a data frame, those that make up a single input, in order, where a manifest says so and the original
             is not here to be asked; empty where it names none.
+        fills: What missing texts of a data frame are filled in with (`core.ports.Exporter.prediction_format`), where a
+            manifest says so; None where the original is asked.
     """
 
     spec: DataSpec
@@ -84,13 +90,15 @@ class SampleRequest:
     dataset: str | None = None
     keep_given: bool = False
     columns: tuple[str, ...] | None = None
+    fills: Mapping[str, Mapping[str, str]] | None = None
 
 
-def read(request: SampleRequest, example: Batch | None) -> Table:
+def read(request: SampleRequest, example: Batch | None, fills: Fills = dict) -> Table:
     """The source that a policy names. Raises PolicyError or SourceError, in words, when it can't be read.
 
     Args:
         example: The input example that was logged with the model.
+        fills: What missing texts are filled in with, by column; called where a file has some.
     """
     spec = request.spec
     kind, _, rest = spec.source.partition(":")
@@ -103,11 +111,11 @@ def read(request: SampleRequest, example: Batch | None) -> Table:
             )
         return _from_arrays(spec, dict(example), None)
     if kind == "file":
-        return _from_file(spec, Path(rest))
+        return _from_file(spec, Path(rest), fills)
     if kind == "mlflow-dataset":
         if request.dataset is None:
             raise PolicyError(f"the data set {rest!r} was not fetched", where=spec.source)
-        return _from_file(spec, Path(request.dataset))
+        return _from_file(spec, Path(request.dataset), fills)
     if kind == "python":
         return _from_function(spec, rest)
     if kind == "synthetic":
@@ -122,8 +130,9 @@ def read(request: SampleRequest, example: Batch | None) -> Table:
 # ---------------------------------------------------------------------------------------------------------------- files
 
 
-def _from_file(spec: DataSpec, path: Path) -> Table:
-    readers = {".npz": _npz, ".parquet": _frame, ".csv": _frame}
+def _from_file(spec: DataSpec, path: Path, fills: Fills) -> Table:
+    frame = partial(_frame, fills=fills)
+    readers: dict[str, Callable[[DataSpec, Path], dict[str, Rows]]] = {".npz": _npz, ".parquet": frame, ".csv": frame}
     if path.suffix not in readers:
         raise PolicyError(
             f"{path.name}: samples are read from .npz, .parquet and .csv, not from "
@@ -183,7 +192,7 @@ def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return tuple(shape), bool(fortran), dtype
 
 
-def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
+def _frame(spec: DataSpec, path: Path, fills: Fills) -> dict[str, Rows]:
     import pandas
 
     if path.suffix == ".csv":
@@ -198,7 +207,7 @@ def _frame(spec: DataSpec, path: Path) -> dict[str, Rows]:
         ) from error
     if path.suffix == ".csv":
         frame = _with_words_as_written(path, frame)
-    return {str(name): Rows.of(_column(spec, str(name), frame[name])) for name in frame.columns}
+    return {str(name): Rows.of(_column(spec, str(name), frame[name], fills)) for name in frame.columns}
 
 
 def _with_words_as_written(path: Path, frame: Any) -> Any:
@@ -217,13 +226,16 @@ def _with_words_as_written(path: Path, frame: Any) -> Any:
     return frame.assign(**{name: words[name] for name in frame.columns[places]})
 
 
-def _column(spec: DataSpec, name: str, series: Any) -> Array:
+def _column(spec: DataSpec, name: str, series: Any, fills: Fills) -> Array:
     """A data frame's column. Cells may be numbers, text, or lists of one length (a tensor for each row)."""
     values: Array = series.to_numpy()
     if values.dtype != object:
         return values
     cells = [c for c in values if c is not None and not (isinstance(c, float) and c != c)]  # pandas' two empties
     if cells and all(isinstance(cell, str) for cell in cells):
+        if len(cells) != len(values) and (fill := fills().get(name)):
+            values = fill_texts(values, fill)
+            cells = [cell for cell in values if isinstance(cell, str)]
         if len(cells) != len(values):
             raise PolicyError(f"column {name!r} has {len(values) - len(cells)} empty cells", where=spec.source)
         demand_bounded_text(name, len(cells), max(map(len, cells)))

@@ -24,7 +24,7 @@ from compile_stage.core.records import DataSpec, SampleSet
 from compile_stage.core.sample_files import GIVEN, GROUPS, LABELS, RAW, digest_of_samples, read_index, write_index
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.measure.fitting import check_shape, convert
-from compile_stage.measure.readers import Rows, SampleRequest, Table, read
+from compile_stage.measure.readers import Fills, Rows, SampleRequest, Table, read
 from compile_stage.measure.windows import Windows, cut, demand_known, with_new_tokens_as_labels
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class FromModel:
         reader: Of a source that reads text, so that samples may be texts.
         columns: The data frame's columns that make up a single input, in order; None where the model names none.
         windows: Of a language model: texts, and a number of tokens → of each text its windows of so many.
+        fills: What its predict() fills missing texts in with (`core.ports.Exporter.prediction_format`).
     """
 
     example: Batch | None = None
@@ -52,6 +53,7 @@ class FromModel:
     reader: TextReader | None = None
     columns: Callable[[], Sequence[str] | None] | None = None
     windows: Windows | None = None
+    fills: Fills = dict
 
 
 def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
@@ -62,7 +64,7 @@ def prepare(request: SampleRequest, into: Path, model: FromModel) -> SampleSet:
         SourceError: the model has no input example.
     """
     spec, signature, seed = request.spec, request.signature, request.seed
-    table = read(request, model.example)
+    table = read(request, model.example, model.fills if request.fills is None else lambda: request.fills or {})
     if model.network_inputs is not None and table.real:
         table = _through_predict(spec, table, seed, model.network_inputs, into)
     if model.reader is not None:

@@ -29,7 +29,8 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
 
     Args:
         data: As a user or the scoring server gives it. Axis 0 of every array is the batch.
-        how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input.
+        how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input, and its
+            `fills` the texts that stand for missing ones.
         refused: The values that the original refuses; None where nobody asked it.
 
     Raises:
@@ -54,7 +55,10 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
             f"the model has {len(signature.inputs)} inputs; give a dict or a data frame with {names}"
         )
     known = {spec.name: spec for spec in signature.inputs}
-    batch = {name: _coerced(array, known[name]) if name in known else array for name, array in given.items()}
+    fills = how.get("fills") or {}
+    batch = {
+        name: _coerced(array, known[name], fills.get(name)) if name in known else array for name, array in given.items()
+    }
     if (reason := signature.refuse(batch)) is not None:
         raise InputRefusedError(reason)
     _demand_taken(batch, refused, columns if len(signature.inputs) == 1 else None)
@@ -217,13 +221,13 @@ def _array(name: str, value: Any) -> Array:
         raise InputRefusedError(f"input {name!r} is not a regular array: {error}") from error
 
 
-def _coerced(array: Array, spec: TensorSpec) -> Array:
+def _coerced(array: Array, spec: TensorSpec, fill: Mapping[str, str] | None = None) -> Array:
     """The array in the input's type. JSON knows one kind of number and pandas prefers 64 bits, so rounding is allowed;
     what is not: an overflow, a fraction cut off, a number for a text."""
     import numpy as np
 
     if spec.dtype == "str":
-        return _texts(array, spec)
+        return _texts(array, spec, fill)
     try:
         wanted = np.dtype(spec.dtype)
     except TypeError as error:
@@ -254,28 +258,54 @@ def _coerced(array: Array, spec: TensorSpec) -> Array:
     )
 
 
-def _texts(array: Array, spec: TensorSpec) -> Array:
+def fill_texts(values: Array, fill: Mapping[str, str]) -> Array:
+    """A copy, in objects, with a text in the place of each missing one.
+
+    Args:
+        fill: Kind of missing text (`missing_kind`) → the text; a kind that is not in it stays as it is.
+    """
     import numpy as np
 
-    texts = array.astype(object)
+    filled = np.array(values, dtype=object, order="C")
+    flat = filled.reshape(-1)
+    for at, value in enumerate(flat):
+        if not isinstance(value, str) and (text := fill.get(missing_kind(value) or "")) is not None:
+            flat[at] = text
+    return filled
+
+
+def missing_kind(value: Any) -> str | None:
+    """`NaN`, `None` or `NA` (pandas' own mark) of what stands for a missing value; None of any other. scikit-learn
+    tells them apart."""
+    if value is None:
+        return "None"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return "NA" if type(value).__name__ == "NAType" else None
+
+
+def _texts(array: Array, spec: TensorSpec, fill: Mapping[str, str] | None = None) -> Array:
+    import numpy as np
+
+    texts = fill_texts(array, fill) if fill else array.astype(object)
     if not all(isinstance(value, str) for value in texts.ravel()):
-        if all(isinstance(value, str) or _is_null(value) for value in texts.ravel()):
+        if fill and (kind := next(filter(None, map(missing_kind, texts.ravel())), None)):
+            raise InputRefusedError(
+                f"input {spec.name!r} holds a missing text as {kind}, which the original does not take: send "
+                f"{' or '.join(fill)} in its place, or a text"
+            )
+        if all(isinstance(value, str) or missing_kind(value) for value in texts.ravel()):
             raise InputRefusedError(
                 f"input {spec.name!r} holds a missing text (null), which a compiled model can't take: send a text in "
                 "its place, the one that missing texts had in training, or '' where the model ignores texts that it "
                 "does not know"
             )
-        other = next(value for value in texts.ravel() if not isinstance(value, str) and not _is_null(value))
+        other = next(value for value in texts.ravel() if not isinstance(value, str) and not missing_kind(value))
         raise InputRefusedError(
             f"input {spec.name!r} must be text, and holds {other!r:.80} ({type(other).__name__}): send it as text, "
             "written as in training"
         )
     return np.asarray(texts, dtype=object)
-
-
-def _is_null(value: Any) -> bool:
-    """None, a NaN, or pandas' own mark of what is missing."""
-    return value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ == "NAType"
 
 
 def _numbers(array: Array, spec: TensorSpec) -> Array:

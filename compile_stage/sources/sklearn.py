@@ -18,6 +18,7 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.serving.prediction_io import fill_texts
 from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.sklearn_boosters import (
@@ -49,6 +50,7 @@ from compile_stage.sources.sklearn_labels import refuse_thresholds, register_lab
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
+from compile_stage.sources.sklearn_texts import find_fills, register_text_imputers
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -105,9 +107,10 @@ class SklearnSource(Exporter):
         return graph.finish(model, source, shapes, into)
 
     def example(self, source: SourceModel) -> Batch | None:
-        signature = _signature(_load(source), source)
+        estimator = _load(source)
+        signature = _signature(estimator, source)
         if _has_columns(signature):
-            return _example_columns(source, signature, as_given=True)
+            return _example_columns(estimator, source, signature.inputs, as_given=True)
         return mlmodel.named_example(source, signature, as_given=True)
 
     def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
@@ -126,13 +129,15 @@ class SklearnSource(Exporter):
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         estimator = _load(source)
         fitted = _fitted_names(estimator)
-        if _predict_fn(source) == "predict_proba":
-            return tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted)
         wanted = _signature(estimator, source)
+        found = _fills(estimator, source, wanted.inputs)
+        fills = {"fills": found} if found else {}
+        if _predict_fn(source) == "predict_proba":
+            return {**tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted), **fills}
         name, labels = wanted.outputs[0].name, getattr(estimator, "classes_", None)
         if name == tabular.LABEL and labels is None:
             labels = _answer(estimator, wanted.inputs, source)
-        return tabular.prediction_format(source, [name], labels, fitted=fitted)
+        return {**tabular.prediction_format(source, [name], labels, fitted=fitted), **fills}
 
     def packages(self) -> Mapping[str, str]:
         of_boosters = ("onnxmltools", "xgboost", "xgboost-cpu", "lightgbm")
@@ -325,7 +330,7 @@ def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel,
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         if _has_columns(signature):
             return np.asarray(
-                ask(_framer(estimator, signature, source)(list(_example_columns(source, signature).values())))
+                ask(_framer(estimator, signature, source)(list(_example_columns(estimator, source, inputs).values())))
             )
         as_frame = _framer(estimator, signature, source)
         try:
@@ -364,20 +369,35 @@ def _has_columns(signature: Signature) -> bool:
     return len(signature.inputs) > 1 or signature.inputs[0].name != tabular.INPUT
 
 
-def _example_columns(source: SourceModel, signature: Signature, *, as_given: bool = False) -> dict[str, Any]:
-    """The logged example, column by column; numbers `as_given`, or in float32. Raises SourceError where there is none,
-    or a text of it is missing."""
-
+def _example_frame(source: SourceModel, inputs: Sequence[TensorSpec]) -> Any:
+    """The logged example as a data frame of the inputs' columns. Raises SourceError where there is none."""
     raw = mlmodel.raw_example(source)
-    if not hasattr(raw, "columns") or any(spec.name not in raw for spec in signature.inputs):
+    if not hasattr(raw, "columns") or any(spec.name not in raw for spec in inputs):
         raise SourceError(
             "its columns hold text, and it was logged without a data frame of them as its input example",
             fix="log it with input_example=frame.head(20)",
             where=source.uri,
         )
+    return raw[[spec.name for spec in inputs]]
+
+
+def _fills(estimator: Any, source: SourceModel, inputs: Sequence[TensorSpec]) -> dict[str, dict[str, str]]:
+    """What missing texts are filled in with, as `prediction_format` says it."""
+    texts = [spec.name for spec in inputs if spec.dtype == "str"]
+    return find_fills(estimator, _example_frame(source, inputs), texts) if texts else {}
+
+
+def _example_columns(
+    estimator: Any, source: SourceModel, inputs: Sequence[TensorSpec], *, as_given: bool = False
+) -> dict[str, Any]:
+    """The logged example, column by column, with missing texts filled in; numbers `as_given`, or in float32. Raises
+    SourceError where there is none, or a text of it is missing that is not filled in."""
+    raw, fills = _example_frame(source, inputs), _fills(estimator, source, inputs)
     columns = {}
-    for spec in signature.inputs:
+    for spec in inputs:
         values = raw[spec.name].to_numpy()
+        if spec.name in fills:
+            values = fill_texts(values, fills[spec.name])
         if values.dtype.kind in "mM":
             raise SourceError(
                 f"its column {spec.name!r} holds dates or times, which ONNX has not",
@@ -387,7 +407,8 @@ def _example_columns(source: SourceModel, signature: Signature, *, as_given: boo
         if spec.dtype == "str" and not all(isinstance(value, str) for value in values):
             raise SourceError(
                 f"its column {spec.name!r} holds something else than text, or nothing",
-                fix="fill missing texts before the model: ONNX has no missing text",
+                fix="fill missing texts in before the model, or in it by an imputer that fills NaN in, as "
+                "SimpleImputer(strategy='most_frequent') does",
                 where=source.uri,
             )
         number = values.dtype if as_given and values.dtype.kind in "biuf" else "float32"
@@ -406,7 +427,9 @@ def _refuse_answers(estimator: Any, signature: Signature, source: SourceModel, c
     import onnxruntime
 
     texts = _has_columns(signature)
-    inputs = _example_columns(source, signature) if texts else mlmodel.named_example(source, signature)
+    inputs = (
+        _example_columns(estimator, source, signature.inputs) if texts else mlmodel.named_example(source, signature)
+    )
     if inputs is None or signature.refuse(inputs) is not None:
         return None
     with warnings.catch_warnings():
@@ -451,7 +474,7 @@ def _both_answers(estimator: Any, signature: Signature, source: SourceModel, rou
     answer as the original does to the number that is not rounded."""
     given: Batch | None
     if _has_columns(signature):
-        given = _example_columns(source, signature, as_given=True)
+        given = _example_columns(estimator, source, signature.inputs, as_given=True)
     else:
         given = mlmodel.named_example(source, signature, as_given=True)
     given = rounded if given is None else given  # there is one where there is a rounded one
@@ -520,6 +543,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         register_converters(estimator, fed_sparse)
     register_target_converter(estimator)
     register_label_converters(estimator)
+    register_text_imputers(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:
         with warnings.catch_warnings(), columns_by_number(estimator) if by_number else nullcontext():
@@ -539,7 +563,10 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
         )
         if step == "SimpleImputer" and _has_columns(wanted):
-            fix = "fill missing texts before the model, and leave the imputer of text columns out of it"
+            fix = (
+                "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
+                "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
+            )
         elif _has_columns(wanted) and not picks:
             kind = type(last_step(estimator)).__name__
             fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"

@@ -44,7 +44,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "compliance": compliance,
     }
     stored = context.cached(
-        "inspect/13",
+        "inspect/14",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),

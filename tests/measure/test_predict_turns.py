@@ -37,6 +37,16 @@ def test_columns_of_their_own_keep_texts() -> None:
     assert built["n"].tolist() == [1.0, 2.0]
 
 
+def test_a_text_that_stands_for_missing_ones_is_missing_in_every_second_place() -> None:
+    """Broken: predict() was never asked with a missing text, which it fills in, and the samples have none of them."""
+    how = {"kind": "frame", "columns": [["t", "str"], ["u", "str"]], "fills": {"t": {"None": "", "NaN": "x"}}}
+    texts = np.array(["x", "y", "x", "x"])
+    built = build_input(how, {"t": texts, "u": texts}, 4)
+    assert built["t"].isna().tolist() == [True, False, False, True]
+    assert built["t"].dropna().tolist() == ["y", "x"]
+    assert built["u"].tolist() == texts.tolist()
+
+
 def test_fewer_samples_than_a_batch_are_repeated() -> None:
     """Broken: a batch would be smaller than the report says."""
     built = build_input({"kind": "array", "dtypes": {}}, {"x": ROWS[:1]}, 3)

@@ -115,6 +115,19 @@ def test_a_group_that_is_missing_or_no_single_value_is_refused(tmp_path: Path) -
             prepare(source, TABLE, tmp_path / "s", seed=0)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_missing_texts_of_a_file_are_filled_in_as_predict_fills_them_in(tmp_path: Path, suffix: str) -> None:
+    """Broken: a model that fills missing texts in can't be proven on the data that it has them from."""
+    path, frame = tmp_path / f"data.{suffix}", pandas.DataFrame({"t": ["a", None, "b"], "u": ["c", "d", "e"]})
+    frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    texts = Signature(inputs=tuple(TensorSpec(name=name, dtype="str", shape=("batch", 1)) for name in "tu"), outputs=())
+    fills = {"t": {"NaN": "b", "None": "b"}}
+    made = prepare(DataSpec(source=f"file:{path}"), texts, tmp_path / "s", seed=0, fills=lambda: fills)
+    assert open_samples(made).inputs["t"].ravel().tolist() == ["a", "b", "b"]
+    with pytest.raises(PolicyError, match="'t' has 1 empty cells"):
+        prepare(DataSpec(source=f"file:{path}"), texts, tmp_path / "u", seed=0, fills=lambda: {"u": fills["t"]})
+
+
 def test_words_of_a_csv_are_those_that_it_has(tmp_path: Path) -> None:
     """Broken: a class or a group that is called None or NA is read as an empty cell, which the file does not have."""
     path = tmp_path / "data.csv"

@@ -60,6 +60,19 @@ def test_what_does_not_fit_is_still_refused(data: Any) -> None:
         to_batch(data, SIGNATURE, HOW)
 
 
+def test_a_missing_text_is_filled_in_as_the_original_fills_in_its_kind() -> None:
+    """Broken: NaN, which the original fills in, is refused; or None, for which it has another answer, gets the same."""
+    signature = Signature(inputs=(TensorSpec(name="t", dtype="str", shape=("batch", 1)),), outputs=())
+    how = {"kind": "array", "outputs": ["y"], "columns": ["t"], "fills": {"t": {"NaN": "Rome", "None": ""}}}
+    frame = pd.DataFrame({"t": pd.Series(["Oslo", np.nan, None], dtype=object)})
+    assert to_batch(frame, signature, how)["t"].ravel().tolist() == ["Oslo", "Rome", ""]
+    assert frame["t"].isna().sum() == 2, "the caller's own frame was changed"
+    with pytest.raises(InputRefusedError, match="missing text as NA, which the original does not take: send NaN or No"):
+        to_batch(frame.assign(t=[pd.NA] * 3), signature, how)
+    with pytest.raises(InputRefusedError, match="must be text, and holds 3"):
+        to_batch(pd.DataFrame({"t": pd.Series(["Oslo", 3], dtype=object)}), signature, how)
+
+
 _WITHOUT = """
 import sys
 import numpy as np

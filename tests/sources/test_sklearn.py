@@ -793,12 +793,67 @@ def test_text_that_can_not_be_converted_exactly_is_refused_with_the_reason(tmp_p
     )
     assert reason is not None
     assert "convert" in reason
-    filled = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore"))
+    marked = SimpleImputer(strategy="most_frequent", add_indicator=True)
+    filled = make_pipeline(marked, OneHotEncoder(handle_unknown="ignore"))
     reason = SklearnSource().refuse(
         save(tmp_path / "filled", mixed(filled, StandardScaler(), LogisticRegression()), PEOPLE), Compliance()
     )
     assert reason is not None
     assert "missing values" in reason
+
+
+HELD = np.random.default_rng(1).random(PEOPLE.shape) > 0.2
+MISSED = PEOPLE.astype(dict.fromkeys(WORDS, object)).where(HELD)
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "most_frequent"}, {"strategy": "constant", "fill_value": "none"}])
+@pytest.mark.parametrize(
+    ("encoder", "takes_none"),
+    [
+        (OneHotEncoder(handle_unknown="ignore"), True),
+        (OneHotEncoder(), False),
+        (OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1), True),
+        (OrdinalEncoder(), False),
+    ],
+    ids=["one-hot-ignore", "one-hot", "ordinal-unknown", "ordinal"],
+)
+def test_missing_texts_are_filled_in_as_by_the_original(
+    tmp_path: Path, encoder: Any, takes_none: bool, settings: dict[str, Any]
+) -> None:
+    """Broken: the commonest pipeline of tables is refused; or it is published, and answers a missing text otherwise: of
+    None the original makes no NaN, but a text that the encoder does not know."""
+    words = make_pipeline(SimpleImputer(**settings), encoder)
+    numbers = make_pipeline(SimpleImputer(), StandardScaler())
+    columns = ColumnTransformer([("w", words, WORDS), ("n", numbers, NUMBERS)])
+    model = make_pipeline(columns, LogisticRegression()).fit(MISSED, OLD)
+    source = save(tmp_path / "model", model, MISSED)
+    assert SklearnSource().refuse(source, Compliance()) is None
+    made, how = SklearnSource().export(source, {}, tmp_path / "made"), SklearnSource().prediction_format(source)
+    nones = MISSED.assign(**{name: MISSED[name].where(MISSED[name].notna(), None) for name in WORDS})
+    one = MISSED.head(1).assign(city=pd.Series([None], dtype=object))
+    for frame, is_taken in ((MISSED, True), (nones, takes_none), (one, takes_none)):
+        if is_taken:
+            found = run_onnx(made, to_batch(frame, made.signature, how))["probabilities"]
+            np.testing.assert_allclose(found, model.predict_proba(frame), atol=1e-5)
+        else:
+            with pytest.raises(ValueError, match="unknown categories"):
+                model.predict(frame)
+            with pytest.raises(InputRefusedError, match="missing text as None, which the original does not take: send"):
+                to_batch(frame, made.signature, how)
+    example = SklearnSource().example(source)
+    assert example is not None
+    assert all(isinstance(text, str) for name in WORDS for text in example[name].ravel())
+
+
+def test_two_imputers_of_one_column_with_different_texts_fill_nothing_in(tmp_path: Path) -> None:
+    """Broken: no text stands for a missing one that each fills in otherwise, and one was taken."""
+    most = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore"))
+    fixed = make_pipeline(SimpleImputer(strategy="constant", fill_value="none"), OneHotEncoder())
+    missed = MISSED.fillna(dict.fromkeys(NUMBERS, 0.0))
+    columns = ColumnTransformer([("a", most, ["city"]), ("b", fixed, WORDS), ("n", StandardScaler(), NUMBERS)])
+    model = make_pipeline(columns, LogisticRegression()).fit(missed, OLD)
+    source = save(tmp_path / "model", model, missed.dropna())
+    assert SklearnSource().prediction_format(source)["fills"] == {"job title": {"NaN": "none"}}
 
 
 def test_text_columns_inside_of_a_calibration_are_refused_with_what_helps(tmp_path: Path) -> None:

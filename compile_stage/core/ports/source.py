@@ -87,6 +87,8 @@ class Exporter(Plugin, Protocol):
                                                    for NumPy's texts of up to three letters
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
          "frame_in_frame_out": bool,               a DataFrame is answered with a DataFrame
+         "fills": {"city": {"NaN": "Rome"}},       only where missing texts are filled in: column, kind of missing text
+                                                   (`serving.prediction_io.missing_kind`), and the text in its place
          "params": {"output_margin": False}}       params of predict() that the model's own code takes, each with the
                                                   one value that is compiled; none where this is missing
         """
