@@ -287,7 +287,9 @@ def missing_kind(value: Any) -> str | None:
 def _texts(array: Array, spec: TensorSpec, fill: Mapping[str, str] | None = None) -> Array:
     import numpy as np
 
-    texts = fill_texts(array, fill) if fill else array.astype(object)
+    texts = array.astype(object)
+    if fill and not all(isinstance(value, str) for value in texts.ravel()):
+        texts = fill_texts(texts, fill)
     if not all(isinstance(value, str) for value in texts.ravel()):
         if fill and (kind := next(filter(None, map(missing_kind, texts.ravel())), None)):
             raise InputRefusedError(

@@ -79,14 +79,14 @@ def _keeps_texts(imputer: Any) -> bool:
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:
-    from skl2onnx.operator_converters.common import concatenate_variables
     from skl2onnx.operator_converters.imputer_op import convert_sklearn_imputer
 
     if not _keeps_texts(operator.raw_operator):
         convert_sklearn_imputer(scope, operator, container)
         return
-    texts = concatenate_variables(scope, operator.inputs, container)
-    container.add_node("Identity", texts, operator.outputs[0].full_name, name=scope.get_unique_operator_name("filled"))
+    texts = [column.full_name for column in operator.inputs]  # the converter's own way to join columns takes no text
+    name = scope.get_unique_operator_name("filled")
+    container.add_node("Concat", texts, operator.outputs[0].full_name, name=name, axis=1)
 
 
 def _same(encode: Any, rows: Any, column: str, numbers: Sequence[Any], texts: Sequence[str]) -> str | None:

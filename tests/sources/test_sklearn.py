@@ -845,6 +845,16 @@ def test_missing_texts_are_filled_in_as_by_the_original(
     assert all(isinstance(text, str) for name in WORDS for text in example[name].ravel())
 
 
+def test_an_imputer_of_all_columns_is_converted_where_all_are_text(tmp_path: Path) -> None:
+    """Broken: skl2onnx joins the columns by an operator that takes numbers alone, and the model is refused."""
+    imputer = SimpleImputer(strategy="most_frequent")
+    model = make_pipeline(imputer, OrdinalEncoder(), RandomForestClassifier(5, random_state=0)).fit(MISSED[WORDS], OLD)
+    source = save(tmp_path / "model", model, MISSED[WORDS], serialization_format="cloudpickle")
+    made, how = SklearnSource().export(source, {}, tmp_path / "made"), SklearnSource().prediction_format(source)
+    found = run_onnx(made, to_batch(MISSED[WORDS], made.signature, how))["probabilities"]
+    np.testing.assert_allclose(found, model.predict_proba(MISSED[WORDS]), atol=1e-5)
+
+
 def test_two_imputers_of_one_column_with_different_texts_fill_nothing_in(tmp_path: Path) -> None:
     """Broken: no text stands for a missing one that each fills in otherwise, and one was taken."""
     most = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore"))
