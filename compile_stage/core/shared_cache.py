@@ -122,6 +122,8 @@ class SharedCache:
         step = place.partition("/")[0]
         if not self._reads or reuse.reach(step) == "never" or not self._holds(step):
             return None
+        if place in self._refused:  # it is not fetched, and not counted, a second time
+            return None
         path = self.path_of(place)
 
         def read(start: int, end: int) -> bytes:

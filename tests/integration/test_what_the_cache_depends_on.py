@@ -110,10 +110,11 @@ def test_an_edit_of_a_third_party_plug_in_or_of_an_own_metric_is_seen(
 
 
 @pytest.mark.slow
-def test_a_measurement_that_decided_nothing_is_not_kept(
+def test_a_measurement_that_decided_nothing_is_made_three_times(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: a candidate that a noisy minute kept from passing would be rejected from the cache for ever."""
+    """Broken: a candidate that a noisy minute kept from passing is rejected from the cache at once, or one that is just
+    beyond a limit is measured until it passes."""
     policy = write_policy("backends: [onnxruntime], precisions: [fp32]", FAST)
     monkeypatch.setattr("compile_stage.steps.benchmark._left_open", lambda check, measured: True)
 
@@ -122,10 +123,7 @@ def test_a_measurement_that_decided_nothing_is_not_kept(
         return made_anew(api.run(f"folder:{small_model}", policy, sets=sets, out=tmp_path / "out", publish=False))
 
     run()
-    assert run() == {"benchmark"}
-    monkeypatch.setattr("compile_stage.steps.benchmark._left_open", lambda check, measured: False)
-    assert run() == {"benchmark"}
-    assert run() == set()
+    assert [run() for _ in range(3)] == [{"benchmark"}, {"benchmark"}, set()]
 
 
 @pytest.mark.parametrize(
