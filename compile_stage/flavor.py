@@ -39,7 +39,6 @@ from compile_stage.core.errors import IntegrityError, MissingDependencyError, Us
 from compile_stage.core.tensors import Signature
 from compile_stage.core.uris import is_uri
 from compile_stage.serving.generation import opened_as_called, whole_prompts
-from compile_stage.serving.largest import ShapeLimits
 from compile_stage.serving.manifest import (
     DATA_NAME,
     MANIFEST_SCHEMA,
@@ -58,6 +57,7 @@ from compile_stage.serving.mlmodel import MLMODEL
 from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, to_batch
 from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model, with_network
 from compile_stage.serving.saving import BACKENDS, FLAVOR_NAME, save_model
+from compile_stage.serving.shape_limits import ShapeLimits
 from compile_stage.serving.signatures import verify_model
 from compile_stage.serving.text import TOKENIZER_FOLDER, TextProcessor
 from compile_stage.serving.text_generation import TASK as GENERATION

@@ -145,7 +145,7 @@ def _columns(wanted: list[list[Any]], batch: Mapping[str, Any]) -> dict[str, Any
 
 
 def _with_missing(columns: dict[str, Any], fills: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """With a missing text in each second place of the text that stands for it: the answers stay the same."""
+    """With every second of the texts that missing ones are filled in with missing: the answers stay the same."""
     for name, fill in fills.items():
         if "NaN" in fill:
             columns[name][np.flatnonzero(columns[name] == fill["NaN"])[::2]] = np.nan

@@ -8,18 +8,22 @@ only, no transposition.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compile_stage.plugin_support.onnx_weights import values as weight_values
 from compile_stage.precision.blocks import Blocks, pack
-from compile_stage.precision.onnx_graph import is_finite
+from compile_stage.precision.onnx_graph import finish, is_finite, load_simplified
+from compile_stage.precision.tables import round_tables, say_tables
 from compile_stage.precision.wiring import (
     Names,
     attribute,
     constant_weights,
+    drop_unused_weights,
     is_plain_gemm,
     is_standard,
     replace_nodes,
@@ -28,12 +32,45 @@ from compile_stage.precision.wiring import (
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
-    from compile_stage.core.records import PortableModel
+    from compile_stage.core.records import PortableModel, Scheme
     from compile_stage.core.tensors import Array
 
 OPSET = 21
 SMALLEST_BLOCK = 16
 OPS = ("MatMul", "Gemm")
+
+
+def lower(
+    model: PortableModel,
+    scheme: Scheme,
+    keep: Sequence[str],
+    into: Path,
+    block: int,
+    quantise: Callable[[Array, int], Blocks],
+    said: str,
+) -> PortableModel | str:
+    """The graph with its products' weights by blocks, and large embedding tables in 8 bits unless the scheme's option
+    `tables` is False; or the reason where no weight can have blocks.
+
+    Args:
+        keep, into: As `core.ports.Lowering.lower` has them.
+        block, quantise: As `write` has them.
+        said: What a note says of the weights that have blocks, behind their number.
+    """
+    with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
+        graph, kept = load_simplified(model, keep, OPSET, Path(scratch))
+        ops = [op for op in scheme.ops or OPS if op in OPS]
+        done, left = write(graph.graph, ops, kept, block, quantise, scheme.precision.partition("-")[0])
+        reasons = "; ".join(dict.fromkeys(left))
+        if not done:
+            return f"nothing was quantised: {reasons or 'no matrix product is left to do it to'}"
+        drop_unused_weights(graph.graph)
+        notes = [f"{done} matrices have {said}"]
+        if left:
+            notes.append(f"{len(left)} matrix products stay in fp32: {reasons}")
+        if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
+            notes.append(say_tables(count))
+        return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
 
 
 def write(
@@ -59,7 +96,7 @@ def write(
     """
     weights = constant_weights(graph)
     names = Names(graph)
-    written: dict[tuple[str, bool], str] = {}  # a weight, as it is or transposed → what stands for it
+    written: dict[tuple[str, bool], str] = {}  # a weight, as it is or transposed → the tensor in its place
     left: list[str] = []
     nodes: list[NodeProto] = []
     for node in graph.node:

@@ -5,7 +5,6 @@ What is written, and which matrices have blocks, is `precision/block_weights.py`
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
 from compile_stage.precision import block_weights, blocks
-from compile_stage.precision.onnx_graph import finish, load_simplified, refuse_form, refuse_without
-from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import drop_unused_weights
+from compile_stage.precision.onnx_graph import refuse_form, refuse_without
 
 BLOCK = 32
 
@@ -57,22 +54,13 @@ class Int4(Lowering):
     ) -> PortableModel:
         if (reason := _refuse_scheme(scheme)) is not None:
             raise UsageError(reason)
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            graph, kept = load_simplified(model, keep, block_weights.OPSET, Path(scratch))
-            method, block = _read(scheme)
-            quantise = partial(blocks.quantize, symmetric=scheme.weights == "int4", method=method)
-            ops = scheme.ops or block_weights.OPS
-            done, left = block_weights.write(graph.graph, ops, kept, block, quantise, "int4")
-            if not done:
-                why = "; ".join(dict.fromkeys(left)) or "no matrix product is left to do it to"
-                raise UsageError(f"nothing was quantised: {why}")
-            drop_unused_weights(graph.graph)
-            notes = [f"{done} matrices have weights in 4 bits, by blocks of {block} ({method})"]
-            if left:
-                notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
-            if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
-                notes.append(say_tables(count))
-            return finish(graph, model, into, self.name, kept=kept, notes=notes)
+        method, block = _read(scheme)
+        quantise = partial(blocks.quantize, symmetric=scheme.weights == "int4", method=method)
+        said = f"weights in 4 bits, by blocks of {block} ({method})"
+        lowered = block_weights.lower(model, scheme, keep, into, block, quantise, said)
+        if isinstance(lowered, str):
+            raise UsageError(lowered)
+        return lowered
 
 
 def _read(scheme: Scheme) -> tuple[str, int]:

@@ -28,7 +28,6 @@ from compile_stage.precision.blocks import round_to_bytes
 from compile_stage.precision.onnx_graph import (
     QUANTISED_OPS,
     finish,
-    load_simplified,
     map_kept,
     read_batches,
     refuse_form,
@@ -39,7 +38,7 @@ from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
 from compile_stage.precision.tables import round_tables, say_tables
-from compile_stage.precision.wiring import drop_unused_weights, has_subgraph
+from compile_stage.precision.wiring import has_subgraph
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
 
@@ -173,10 +172,13 @@ class DynamicInt8(Lowering):
     def lower(
         self, model: PortableModel, scheme: Scheme, calibration: SampleSet | None, keep: Sequence[str], into: Path
     ) -> PortableModel:
-        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
-            by_blocks = has_cache(model.signature) and _reads_bytes_by_blocks()
-            if by_blocks and (lowered := _lower_by_blocks(model, scheme, keep, into, Path(scratch))):
+        if has_cache(model.signature) and _reads_bytes_by_blocks():
+            quantise = partial(round_to_bytes, levels=_levels(scheme))
+            said = f"weights in 8 bits, by blocks of {_BLOCK}"
+            lowered = block_weights.lower(model, scheme, keep, into, _BLOCK, quantise, said)
+            if not isinstance(lowered, str):
                 return lowered
+        with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
             simple = simplify(Path(model.path), Path(scratch))
             kept = map_kept(Path(model.path), simple, keep)
             graph = dynamic.quantise(
@@ -201,25 +203,6 @@ def _reads_bytes_by_blocks() -> bool:
     import onnxruntime
 
     return Version(onnxruntime.__version__) >= Version("1.25")
-
-
-def _lower_by_blocks(
-    model: PortableModel, scheme: Scheme, keep: Sequence[str], into: Path, scratch: Path
-) -> PortableModel | None:
-    """The graph with its products' weights by blocks; None where no weight has whole blocks."""
-    graph, kept = load_simplified(model, keep, block_weights.OPSET, scratch)
-    ops = [op for op in scheme.ops or block_weights.OPS if op in block_weights.OPS]
-    quantise = partial(round_to_bytes, levels=_levels(scheme))
-    done, left = block_weights.write(graph.graph, ops, kept, _BLOCK, quantise, "int8")
-    if not done:
-        return None
-    drop_unused_weights(graph.graph)
-    notes = [f"{done} matrices have weights in 8 bits, by blocks of {_BLOCK}"]
-    if left:
-        notes.append(f"{len(left)} matrix products stay in fp32: {'; '.join(dict.fromkeys(left))}")
-    if scheme.options.get("tables", True) and (count := round_tables(graph.graph, kept)):
-        notes.append(say_tables(count))
-    return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
 
 
 def _finish(

@@ -34,7 +34,7 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     taken_values          which whole numbers and categories are taken (`serving.taken_values`); null for what was not
                           validated, missing in those of earlier versions: then all are
     largest               the largest shape of each input that `shapes` of the policy names, or the trace of the
-                          original limits (`serving.largest`); missing in those of earlier versions
+                          original limits (`serving.shape_limits`); missing in those of earlier versions
     smallest              the smallest that the trace leaves; missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature_required    the policy asks for signatures: without a trusted one it is not loaded

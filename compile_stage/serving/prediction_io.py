@@ -30,7 +30,7 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
     Args:
         data: As a user or the scoring server gives it. Axis 0 of every array is the batch.
         how: The manifest's `answer`; its `columns` name the data frame's columns that make up a single input, and its
-            `fills` the texts that stand for missing ones.
+            `fills` the texts that missing ones are filled in with.
         refused: The values that the original refuses; None where nobody asked it.
 
     Raises:
@@ -275,7 +275,7 @@ def fill_texts(values: Array, fill: Mapping[str, str]) -> Array:
 
 
 def missing_kind(value: Any) -> str | None:
-    """`NaN`, `None` or `NA` (pandas' own mark) of what stands for a missing value; None of any other. scikit-learn
+    """`NaN`, `None` or `NA` (pandas' own mark): how a value is missing; None of one that is not. scikit-learn
     tells them apart."""
     if value is None:
         return "None"

@@ -41,9 +41,9 @@ from compile_stage.measure import stats
 from compile_stage.measure.published_figures import metrics_of, summary_of
 from compile_stage.serving import approval
 from compile_stage.serving.batches import proven_batches
-from compile_stage.serving.largest import shape_limits
 from compile_stage.serving.manifest import VALIDATIONS, read_manifest
 from compile_stage.serving.missing_numbers import proven_missing
+from compile_stage.serving.shape_limits import shape_limits
 from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.text import TOKENIZER_FOLDER
 from compile_stage.serving.variant_writing import NO_PORTABLE, FamilyVersion, variant_note, with_variants

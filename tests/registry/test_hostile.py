@@ -296,24 +296,28 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(tmp_path: Path, monkeypatc
     assert len(asked) >= 3
 
 
+def always(status: int, page: bytes, asked: list[str]) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Who answers each request with this page, and notes its path."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        handler.send_response(status)
+        handler.end_headers()
+        handler.wfile.write(page)
+
+    return answer
+
+
 def test_a_gateways_own_404_is_asked_again_and_says_nothing_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: while a gateway had no server behind it, or with a path missing in the address, a version that is there
     would be called missing, and a rollback would tell people to promote another one."""
-    asked = 0
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        nonlocal asked
-        asked += 1
-        handler.send_response(404)
-        handler.end_headers()
-        handler.wfile.write(b"<html>404 page not found</html>")
-
+    asked: list[str] = []
     monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0, 0.0))
-    with serving(answer) as uri:
+    with serving(always(404, b"<html>404 page not found</html>", asked)) as uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         with pytest.raises(RegistryError, match=r"knows no MLflow at this address \(404\)") as caught:
             MLflowRegistry().published("models:/net/1")
-    assert asked > 1
+    assert len(asked) > 1
     assert caught.value.code == Code.REGISTRY_UNREACHABLE
     assert "MLFLOW_TRACKING_URI, also the path in it" in caught.value.fix
 
@@ -321,16 +325,9 @@ def test_a_gateways_own_404_is_asked_again_and_says_nothing_of_the_model(monkeyp
 def test_a_page_in_place_of_every_answer_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: behind a log-in page each command ends after 44 seconds: the whole of it is made three times, and each
     call in it five times."""
-    asked = []
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        asked.append(handler.path)
-        handler.send_response(200)
-        handler.end_headers()
-        handler.wfile.write(b"<html>Log in</html>")
-
+    asked: list[str] = []
     monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0, 0.0))
-    with serving(answer) as uri:
+    with serving(always(200, b"<html>Log in</html>", asked)) as uri:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         with pytest.raises(RegistryError, match="no JSON") as caught:
             MLflowRegistry().resolve("models:/net/1", tmp_path)

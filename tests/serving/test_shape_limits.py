@@ -14,7 +14,7 @@ from compile_stage import flavor
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, ShapeRange
 from compile_stage.core.tensors import Signature
-from compile_stage.serving.largest import ShapeLimits, shape_limits
+from compile_stage.serving.shape_limits import ShapeLimits, shape_limits
 
 SHAPES = {"ids": ShapeRange(min=(1, 4), typical=(2, 8), max=(8, 40))}
 
