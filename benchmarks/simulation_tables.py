@@ -16,11 +16,17 @@ def statistics(page: Page) -> None:
     figures = page.newest("simulations", by=("question",))
     speedups(page, [figure for figure in figures if figure.row["question"] == "speedup"])
     two_speeds(page, [figure for figure in figures if figure.row["question"] == "speeds"])
+    if of_stalls := [figure for figure in figures if figure.row["question"] == "stalls"]:
+        stalls(page, of_stalls)
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
+    if of_candidates := [figure for figure in figures if figure.row["question"] == "candidates"]:
+        candidates(page, of_candidates)
     if of_groups := [figure for figure in figures if figure.row["question"] == "groups"]:
         groups(page, of_groups)
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
     undecided(page, [figure for figure in figures if figure.row["question"] == "undecided"])
+    if of_tries := [figure for figure in figures if figure.row["question"] == "tries"]:
+        tries(page, of_tries)
     if found := [figure for figure in figures if figure.row["question"] == "served"]:
         served(page, found)
     perplexity(page, [figure for figure in figures if figure.row["question"] == "perplexity"])
@@ -100,6 +106,52 @@ def two_speeds(page: Page, figures: list[Figure]) -> None:
             f"{row['duty']:.0%}",
             *(percent(row, key) for key in ("held", "centred_held", "slower_passes", "centred_slower_passes")),
         ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def stalls(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "starts", "of the time the original waits", "it then takes", "an artifact as fast is said to be faster",
+        "by Student's t", "10 % slower passes", "by Student's t", "ten times as fast passes", "by Student's t",
+    ]  # fmt: skip
+    keys = [f"{by}{key}" for key in ("faster", "slower_passes", "tenfold_passes") for by in ("", "student_")]
+    rows = [
+        [
+            str(row["starts"]),
+            f"{row['share']:.0%}",
+            f"{row['times']:g} times as long",
+            *(percent(row, key) for key in keys),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def candidates(page: Page, figures: list[Figure]) -> None:
+    head = ["candidates", "samples", "each loses, where 1 % is allowed", "lost by all or none of them", "one passes"]
+    rows = [
+        [
+            str(row["count"]),
+            str(row["samples"]),
+            f"{row['loses']:.1%}",
+            f"{row['alike']:.0%}",
+            percent(row, "published"),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def tries(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "limit of", "processes differ by", "at its limit passes in three runs", "in one", "2 % beyond it, in three",
+        "in one", "10 % within it, in three", "in one",
+    ]  # fmt: skip
+    keys = [f"{name}{runs}" for name in ("at", "two_beyond", "ten_within") for runs in ("", "_once")]
+    rows = [
+        [str(row["kind"]), f"{row['processes']:.0%}", *(percent(row, key) for key in keys)]
         for row in (figure.row for figure in figures)
     ]
     page.table(head, rows, figures)

@@ -30,6 +30,11 @@ Seeded: the same figures on every machine.
 - **Two speeds**: two models of the same speed beside a neighbour that works for a share `duty` of each period, and
   then halves the speed of both, with calls of 20 ms. Beside the stage's interval the one that it had until commit
   fc88241.
+- **Stalls**: 3 or 5 starts of 4 rounds on a machine that others use. For a share of the time, in stretches of 8 rounds
+  on average, the original takes `times` as long, since its threads wait for cores; the artifact does not. Asked is how
+  often an artifact that is as fast as the original is said to be faster, one that is 10 % slower passes
+  `min_speedup: 1.0`, and one that is ten times as fast does. Beside it Student's t however the starts differ
+  (`student`).
 - **p95**: an artifact whose p95 is 5 % above its limit, at it, or 10 % below, of lognormal latencies (`spread`). Calls
   come in rounds of 6; the share of a call's spread that its round decides is `shared`; what its processes differ by is
   `processes`. Its p95 is that of the calls of all processes that it could be served by. One at its limit passes as
@@ -102,6 +107,7 @@ MEMORIES, SPREADS = (0.0, 0.5, 0.9, 0.98), (0.0, 0.02, 0.04)
 SLOWER = 1.03
 RUNS = 5
 NOISY, NOISY_ROUNDS = 0.06, 30
+STRETCH, FEW_STALLED = 8, 4  # rounds
 TURN_S, REST_S, CALL_S = 0.04, 0.02, 0.02
 BOTH_WRONG = 0.1
 MEASURE_S, RESTART_S, ROUND_S = 60.0, 6.0, 0.35
@@ -259,6 +265,50 @@ def speeds_cell(period_s: float, duty: float, trials: int, *, centred: bool) -> 
             held += ratio.low <= 1 <= ratio.high
             passed += passes(ratio, 1.1)
     return {"held": held / trials, "slower_passes": passed / trials}
+
+
+class Stalled(Machine):
+    """The baseline takes so many times as long while its threads wait for cores that others use: for that share of the
+    time, in stretches of some rounds. The artifact, of one thread or of short calls, does not."""
+
+    def __init__(self, share: float, times: float, generator: np.random.Generator) -> None:
+        super().__init__(0.0, 0.02, generator, starts=MOST_PROCESSES)
+        self._share, self._times = share, times
+        self._waits = generator.random() < share
+
+    def start(self) -> Iterator[tuple[list[float], list[float]]]:
+        for base, own in super().start():
+            yield [call * self._times for call in base] if self._waits else base, own
+            self._go_on(1)
+
+    def rest(self) -> None:
+        super().rest()
+        self._go_on(GAP)
+
+    def _go_on(self, rounds: int) -> None:
+        for _ in range(rounds):
+            if self._generator.random() < 1 / STRETCH:
+                self._waits = self._generator.random() < self._share
+
+
+def stalls_cell(share: float, times: float, starts: int, trials: int, *, student: bool) -> dict[str, float]:
+    """How often an artifact is said to be faster that is as fast as the original, one passes that is 10 % slower, and
+    one that is ten times as fast.
+
+    Args:
+        student: By Student's t over the starts however they differ.
+    """
+    generator = np.random.default_rng([int(100 * share), int(10 * times), starts])
+    faster, slower, tenfold = 0, 0, 0
+    ours = stats._over_unlike_starts
+    with patch.object(stats, "_over_unlike_starts", (lambda ends, *_: ends) if student else ours):
+        for trial in range(trials):
+            machine = Stalled(share, times, generator)
+            ratio, _ = of_starts(machine, trial, starts, lambda base, *_: len(base) >= FEW_STALLED, may_agree=False)
+            faster += ratio.low > 1
+            slower += passes(ratio, 1.1)
+            tenfold += passes(ratio, 0.1)
+    return {"faster": faster / trials, "slower_passes": slower / trials, "tenfold_passes": tenfold / trials}
 
 
 def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> dict[str, float]:
@@ -759,6 +809,16 @@ def speeds_rows(trials: int) -> list[dict[str, Any]]:
     return paired_rows("speeds", cells, speeds_cell, trials, "centred")
 
 
+def stalls_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [
+        {"share": share, "times": times, "starts": starts}
+        for starts in (3, 5)
+        for share in (0.15, 0.3)
+        for times in (1.3, 3.0, 300.0)
+    ]
+    return paired_rows("stalls", cells, stalls_cell, trials, "student")
+
+
 def p95_rows(trials: int) -> list[dict[str, Any]]:
     rows = []
     cells = [(3, calls, shared, 0.5, 0.0) for calls in (60, 234, 600) for shared in (0.0, 0.3)]
@@ -882,8 +942,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "accuracy", "candidates", "groups", "p95", "undecided", "tries",
-        "served", "perplexity", "own", "tokens",
+        "speedup", "starts", "allocation", "speeds", "stalls", "accuracy", "candidates", "groups", "p95", "undecided",
+        "tries", "served", "perplexity", "own", "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -899,6 +959,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += allocation_rows(max(50, options.trials // 5))
         if options.question in (None, "speeds"):
             record.rows += speeds_rows(max(50, options.trials // 5))
+        if options.question in (None, "stalls"):
+            record.rows += stalls_rows(options.trials)
         if options.question in (None, "accuracy"):
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "candidates"):

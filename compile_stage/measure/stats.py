@@ -192,6 +192,10 @@ FEW_PROCESSES = 3
 """Fewer do not show how much processes differ: Student's t of two is 12.7. From three on the interval holds what it
 says, by simulation (docs/measurement.md)."""
 
+_ENOUGH_FOR_RANGE = 5
+"""The median of any distribution lies below all of five draws, or above all, with a probability of 3 % each (1 / 2⁵):
+so an interval of so many starts that differ by far reaches from the least of their quotients to the largest."""
+
 
 def ratio_interval(
     baseline_rounds: Sequence[Sequence[float]],
@@ -207,9 +211,10 @@ def ratio_interval(
     So the value is the quotient of the two medians that a report shows. The interval is of exactly that quotient, on
     the logarithm:
 
-    - Of three processes and more: Student's t over the quotients of the single processes, no further than the intervals
-      of these reach. Whatever lasts longer than a
-      round, and whatever a process is born with, differs between them as it does between two runs.
+    - Of three processes and more: Student's t over the quotients of the single processes. Whatever lasts longer than a
+      round, and whatever a process is born with, differs between them as it does between two runs. Where that reaches
+      further than what is assumed of one process, they are not normal, and what they show takes its place
+      (`_over_unlike_starts`).
     - Of fewer: the bootstrap's over rounds (a round brings the calls of both, since what slows a whole round slows
       both), wider by the memory of the rounds (`longer_memory`) and by what processes differ by (`spread`).
     - `processes` not given: over rounds alone. It says what this process will do, and nothing of the next.
@@ -241,7 +246,7 @@ def ratio_interval(
         if abs(off := float(quotients.mean()) - math.log(value)) > _OFF_CENTRE * half:
             ends = ends[0] + min(off, 0.0), ends[1] + max(off, 0.0)
         if half > ASSUMED_SPREAD.reach(confidence) * math.sqrt(2):
-            ends = _within_starts(ends, baseline_rounds, candidate_rounds, processes, seed)
+            ends = _over_unlike_starts(ends, baseline_rounds, candidate_rounds, processes, seed)
         low, high = (_exp(end) for end in ends)
         return Interval(value=value, low=min(low, value), high=max(high, value), confidence=confidence)
     if count == 1:
@@ -304,19 +309,30 @@ def mean_ratio_interval(
     return _exp(found.value - below), _exp(found.value + above)
 
 
-def _within_starts(
+def _over_unlike_starts(
     ends: tuple[float, float],
     baseline_rounds: Sequence[Sequence[float]],
     candidate_rounds: Sequence[Sequence[float]],
     processes: Sequence[int],
     seed: int,
 ) -> tuple[float, float]:
-    """The part of a wide interval over starts that one of the starts by itself allows for.
+    """Ends of the interval of the logarithm over starts that differ by far more than processes do.
 
-    Where others' work hits one start of three, Student's t reaches to both sides by many times what any start showed:
-    an artifact that was 5, 8 and 100 times as fast would be "0.6 to 104 times". Each start's own interval has room for
-    what processes differ by, so that the truth lies beyond all three less often than beyond one.
+    Others' work slows some of the starts, and mostly one of the two models: their quotients are of two kinds, which
+    Student's t does not fit. An artifact that was 5, 8 and 100 times as fast would be "0.6 to 104 times"; and one that
+    was as fast as the original in one start of five, and three times in the four that were slowed, 1.6 to 5.5 times.
+
+    - Five starts and more: as far as their quotients lie (`_ENOUGH_FOR_RANGE`), and by one standard deviation of what
+      is assumed of processes further, since each is measured.
+    - Fewer: as far as their own intervals reach, which have room for what processes differ by.
+
+    Args:
+        ends: By Student's t, which stay where a start has one round and its interval no end.
     """
+    quotients = log_quotients(baseline_rounds, candidate_rounds, processes)
+    if len(quotients) >= _ENOUGH_FOR_RANGE:
+        room = ASSUMED_SPREAD.log_sd * math.sqrt(2)
+        return float(quotients.min()) - room, float(quotients.max()) + room
     lows, highs = [], []
     for start in dict.fromkeys(processes):
         base, own = (
@@ -327,8 +343,7 @@ def _within_starts(
         lows.append(interval.low)
         highs.append(interval.high)
     lowest, highest = min(lows), max(highs)
-    low = max(ends[0], math.log(lowest)) if lowest > 0 else ends[0]
-    return low, min(ends[1], math.log(highest)) if math.isfinite(highest) else ends[1]
+    return math.log(lowest) if lowest > 0 else ends[0], math.log(highest) if math.isfinite(highest) else ends[1]
 
 
 def log_quotients(
