@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from compile_stage.core.quantities import quantity, told_apart
-from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known
+from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing, is_ratio_known, surely_faster
 from compile_stage.measure.gates import holds
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval, rounds_of_calls
 from compile_stage.measure.served_load import SERVED_GATES
@@ -96,7 +96,9 @@ def _speedup(gate: Gate, timing: Timing) -> Check:
         return _not_run(gate, f"{at} it was not compared with the baseline", timing)
     low, high = timing.speedup_interval
     interval = f"95 % interval {ratio_text(low)} to {ratio_text(high)}"
-    if not is_ratio_known(timing.speedup_interval):
+    if (least := surely_faster(timing.speedup_interval)) is not None:
+        interval = f"at least {ratio_text(least)}: its 95 % interval ends at more than 100 times that"
+    elif not is_ratio_known(timing.speedup_interval):
         interval = "the ends of its 95 % interval are a factor of 100 or more apart"
     measured = f"{ratio_text(timing.speedup)} times the baseline's speed ({interval})"
     limit = f"the limit is {gate.limit:g}"

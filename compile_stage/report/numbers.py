@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from compile_stage.core import quantities
-from compile_stage.core.records import is_ratio_known
+from compile_stage.core.records import is_ratio_known, surely_faster
 
 DASH = "—"
 
@@ -98,8 +98,12 @@ def span(interval: tuple[float, float] | None) -> str:
     if 0.1 <= abs(high) < 1000 and f"{low:.2f}" != f"{high:.2f}":
         return f"{low:.2f} to {high:.2f}"
     if 1000 <= abs(high) < math.inf:  # no powers of ten, and no decimals beside thousands
-        return f"{f'{low:.3g}' if abs(low) < 999.5 else f'{low:,.0f}'} to {high:,.0f}"
+        return f"{_three_digits(low)} to {high:,.0f}"
     return f"{quantity(low)} to {quantity(high)}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def under_waivers(gates: Sequence[str]) -> str:
@@ -108,7 +112,10 @@ def under_waivers(gates: Sequence[str]) -> str:
 
 
 def ratio_span(interval: tuple[float, float] | None) -> str:
-    """As `span`, of a quotient of speeds; `not known` where the interval tells nothing; empty for None."""
+    """As `span`, of a quotient of speeds; `at least 12.5` or `not known` where the interval tells no more; empty for
+    None."""
+    if (least := surely_faster(interval)) is not None:
+        return f"at least {_three_digits(least)}"
     return span(interval) if interval is None or is_ratio_known(interval) else "not known"
 
 

@@ -19,6 +19,7 @@ from compile_stage.core.records import (
     Timing,
     is_ratio_known,
     record,
+    surely_faster,
 )
 from compile_stage.report import numbers
 
@@ -123,9 +124,9 @@ def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
         medians = f" (median {numbers.duration(own)}, baseline {numbers.duration(base)}"
         medians += ")" if _agrees(timing, base / own) else f": {numbers.ratio(base / own)} by these medians)"
     if not timing.stable:
-        known = is_ratio_known(timing.speedup_interval)
-        span = f" {numbers.span(timing.speedup_interval)} times" if known else ""
-        return f"unstable:{span or ' not known how many times'} the baseline's speed{medians}"
+        known = is_ratio_known(timing.speedup_interval) or surely_faster(timing.speedup_interval)
+        span = f"{numbers.ratio_span(timing.speedup_interval)} times" if known else "not known how many times"
+        return f"unstable: {span} the baseline's speed{medians}"
     return f"{numbers.ratio(timing.speedup)} the baseline's speed{medians}"
 
 
@@ -135,10 +136,15 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
     if timing is None or timing.speedup is None:
         return numbers.DASH
     if not timing.stable:
-        known = is_ratio_known(timing.speedup_interval)
-        return f"{numbers.span(timing.speedup_interval)}×, unstable" if known else "unstable"
+        return unstable_text(timing.speedup_interval)
     span = f" ({numbers.span(timing.speedup_interval)})" if interval and timing.speedup_interval is not None else ""
     return numbers.ratio(timing.speedup) + span
+
+
+def unstable_text(interval: tuple[float, float] | None) -> str:
+    """`0.40 to 0.42×, unstable`, `at least 12.5×, unstable`, or `unstable` alone: as much as the interval tells."""
+    known = is_ratio_known(interval) or surely_faster(interval)
+    return f"{numbers.ratio_span(interval)}×, unstable" if known else "unstable"
 
 
 def predict_text(target: TargetResult) -> str:
@@ -176,9 +182,8 @@ def _through_predict(target: TargetResult) -> str:
         return ""
     if found.stable or found.interval is None:
         return f"{numbers.ratio(found.speedup)} through predict()"
-    if not is_ratio_known(found.interval):
-        return "unstable through predict()"
-    return f"{numbers.span(found.interval)}×, unstable, through predict()"
+    unstable = unstable_text(found.interval)
+    return f"{unstable}{',' if unstable != 'unstable' else ''} through predict()"
 
 
 def promotion(result: RunResult, target: TargetResult) -> tuple[str, str] | None:

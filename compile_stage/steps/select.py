@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_stage.core import plugins
-from compile_stage.core.records import Candidate, ResultState, Selection, TargetPolicy, Timing, is_ratio_known
+from compile_stage.core.records import (
+    Candidate,
+    ResultState,
+    Selection,
+    TargetPolicy,
+    Timing,
+    is_ratio_known,
+    surely_faster,
+)
 from compile_stage.measure import stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
@@ -252,6 +260,8 @@ def _whole(candidate: Candidate) -> str:
 def _how_fast(timing: Timing) -> str:
     if timing.headline_speedup is not None or timing.speedup_interval is None:
         return f"{timing.speedup:.2f} times as fast as the original"
+    if (least := surely_faster(timing.speedup_interval)) is not None:
+        return f"at least {ratio_text(least)} times as fast as the original (the measurement was unstable)"
     if not is_ratio_known(timing.speedup_interval):
         return "how many times as fast as the original is not known (the measurement was unstable)"
     low, high = timing.speedup_interval

@@ -91,6 +91,16 @@ def test_an_interval_of_many_powers_of_ten_is_not_written_out(result: RunResult)
     assert "unstable: not known how many times the baseline's speed" in summary.headline(unknown)
 
 
+def test_where_only_the_lower_end_tells_something_it_is_said(result: RunResult) -> None:
+    """Broken: five starts show 12 to 9,131 times, and the reader is told that nothing is known."""
+    least = with_winner(result, stable=False, speedup=355.0, speedup_interval=(12.53, 9131.4))
+    assert "unstable: at least 12.5 times the baseline's speed" in summary.headline(least)
+    for place, text in everything_shown(least).items():
+        assert place == "junit" or "at least 12.5×, unstable" in text, place
+        assert "9131" not in text, place
+        assert "9,131" not in text, place
+
+
 def test_a_busy_machine_is_said_wherever_speeds_are(result: RunResult) -> None:
     baseline = result.baseline["cpu-server"]
     note = "the machine was busy"

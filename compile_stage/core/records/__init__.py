@@ -62,7 +62,7 @@ from compile_stage.core.records.result import (
     WrittenText,
 )
 from compile_stage.core.records.serving import Layout, LoadPoint, ServedLoad, Serving, ServingCost
-from compile_stage.core.records.timing import Measurement, Timing, is_ratio_known
+from compile_stage.core.records.timing import Measurement, Timing, is_ratio_known, surely_faster
 from compile_stage.core.records.verdict import Check, Outcome, OutputErrors, Sensitivity, Trial, Verdict, WorstAnswer
 
 __all__ = [
@@ -145,4 +145,5 @@ __all__ = [
     "WrittenText",
     "is_ratio_known",
     "record",
+    "surely_faster",
 ]

@@ -86,6 +86,12 @@ def is_ratio_known(interval: tuple[float, float] | None) -> bool:
     return interval is not None and interval[0] > 0 and interval[1] < 100 * interval[0]
 
 
+def surely_faster(interval: tuple[float, float] | None) -> float | None:
+    """How many times as fast it is at least, of an interval that tells people that alone: it begins above 1 and has no
+    end of use (`is_ratio_known`). None of any other."""
+    return interval[0] if interval is not None and interval[0] > 1 and not is_ratio_known(interval) else None
+
+
 @record
 class Measurement:
     """Everything measured of one artifact (or the baseline) in fresh processes.
