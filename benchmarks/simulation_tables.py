@@ -97,13 +97,14 @@ def groups(page: Page, figures: list[Figure]) -> None:
 
 def two_speeds(page: Page, figures: list[Figure]) -> None:
     head = [
-        "a neighbour's period", "it works", "interval of 5 starts holds the truth", "around all calls alone",
-        "10 % slower passes", "around all calls alone",
+        "a neighbour's period", "it works", "calls then take", "interval of 5 starts holds the truth",
+        "around all calls alone", "10 % slower passes", "around all calls alone",
     ]  # fmt: skip
     rows = [
         [
             f"{row['period_s']:g} s",
             f"{row['duty']:.0%}",
+            f"{row.get('slows', 2):g} times as long",
             *(percent(row, key) for key in ("held", "centred_held", "slower_passes", "centred_slower_passes")),
         ]
         for row in (figure.row for figure in figures)
