@@ -165,6 +165,11 @@ def _refuse_model(model: Any) -> str | None:
                 f"it splits on {kind} (columns {', '.join(map(str, indices[:5]))}), which CatBoost can't export to "
                 "ONNX: encode them as numbers"
             )
+    if (policy := model.get_all_params().get("grow_policy", "SymmetricTree")) != "SymmetricTree":
+        return (
+            f"its trees are not symmetric (grow_policy={policy!r}), and CatBoost exports no others to ONNX: "
+            "train it with grow_policy='SymmetricTree'"
+        )
     if type(model).__name__ == _CLASSIFIER and model.get_probability_threshold() not in (None, 0.5):
         return "it has a probability threshold of its own, which its export to ONNX would not keep"
     if type(model).__name__ == _CLASSIFIER and model.classes_.dtype.kind == "f":

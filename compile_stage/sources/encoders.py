@@ -51,6 +51,42 @@ def refuse_dropped(estimator: Any) -> str | None:
     return None
 
 
+def register_encoders(estimator: Any) -> None:
+    """Have skl2onnx convert one-hot encoders that take an unknown category for a rare one. It converts them to ones
+    that refuse it."""
+    from skl2onnx import update_registered_converter
+    from skl2onnx.shape_calculators.one_hot_encoder import calculate_sklearn_one_hot_encoder_output_shapes
+
+    for kind in {type(part) for part in parts(estimator) if type(part).__name__ == "OneHotEncoder"}:
+        update_registered_converter(
+            kind, "SklearnOneHotEncoder", calculate_sklearn_one_hot_encoder_output_shapes, _convert_one_hot
+        )
+
+
+def _convert_one_hot(scope: Any, operator: Any, container: Any) -> None:
+    from onnx import TensorProto
+    from skl2onnx.operator_converters.one_hot_encoder import convert_sklearn_one_hot_encoder
+
+    written = len(container.nodes)
+    convert_sklearn_one_hot_encoder(scope, operator, container)
+    if operator.raw_operator.handle_unknown not in ("infrequent_if_exist", "warn"):
+        return
+    frequent = {}  # the name of the columns of rare categories, of one encoded column → that of its other columns
+    for node in container.nodes[written:]:
+        if node.op_type == "OneHotEncoder":
+            next(entry for entry in node.attribute if entry.name == "zeros").i = 1
+        elif node.op_type == "Split":
+            frequent[node.output[1]] = node.output[0]
+        elif node.op_type == "ReduceSum" and node.input[0] in frequent:
+            # A category is rare where it is none of the frequent ones.
+            known, rare, one = node.output[0], *(scope.get_unique_variable_name(name) for name in ("rare", "one"))
+            node.input[0] = frequent[node.input[0]]
+            for user in container.nodes[written:]:
+                user.input[:] = [rare if name == known else name for name in user.input]
+            container.add_initializer(one, TensorProto.FLOAT, [], [1.0])
+            container.add_node("Sub", [one, known], rare, name=scope.get_unique_operator_name("rare"))
+
+
 def column_parts(step: Any, columns: Sequence[int | None]) -> list[tuple[str, Any, list[int | None]]]:
     """Of a ColumnTransformer that is given these columns: name, transformer and columns of each part."""
     names = [str(name) for name in getattr(step, "feature_names_in_", ())]

@@ -3,8 +3,9 @@ policy allows them."""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
+
     from compile_stage.core.tensors import Batch
 
 _BOOSTER = "lightgbm.basic.Booster"
@@ -84,6 +87,7 @@ class LightGBMSource(Exporter):
                 )
         except Exception as error:
             raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
+        correct_trees(converted.graph.node, model, is_given_float32=tabular.is_given_float32(source))
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, wanted, _objective(model)))
         return graph.finish(converted, source, shapes, into)
@@ -183,12 +187,60 @@ def refuse_model(model: Any) -> str | None:
         )
     if "is_linear=1" in lines:
         return "its leaves are linear models (linear_tree), which its conversion would not keep: train it without"
+    if any(line.startswith("objective=") and " sqrt" in line for line in lines):
+        return (
+            "it was trained on the square root of the target (reg_sqrt), and its conversion would not square: "
+            "train it without"
+        )
     if "average_output" in lines:
         return (
             "its answer is the mean of its trees (boosting_type='rf'), which its conversion would not keep: train it "
             "with another boosting_type, or a forest of scikit-learn"
         )
     return None
+
+
+def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: bool) -> None:
+    """Write into the trees what onnxmltools leaves out: the steepness of `binary`'s logistic function, and which way a
+    number goes that is a threshold in float32.
+
+    LightGBM compares in float64. Of a number that is given in float32, no threshold's rounding up may be seen; a number
+    in float64 is rounded itself, and equals its threshold where both are rounded alike.
+
+    Args:
+        nodes: What the converter wrote of the booster or wrapper.
+    """
+    import numpy as np
+
+    text = _booster(model).model_to_string()
+    steepness = re.search(r"^objective=binary sigmoid:(\S+)", text, re.MULTILINE)
+    rounded_up = _rounded_up(text) if is_given_float32 else set()
+    for node in nodes:
+        if not node.op_type.startswith("TreeEnsemble"):
+            continue
+        named = {entry.name: entry for entry in node.attribute}
+        if steepness is not None and "class_weights" in named:
+            weights = np.asarray(named["class_weights"].floats) * float(steepness[1])
+            named["class_weights"].floats[:] = weights.tolist()
+        if rounded_up:
+            written = np.asarray(named["nodes_values"].floats, np.float32)
+            places = zip(named["nodes_treeids"].ints, named["nodes_featureids"].ints, written.tolist(), strict=True)
+            lower = np.nextafter(written, np.float32(-np.inf))
+            named["nodes_values"].floats[:] = np.where([at in rounded_up for at in places], lower, written).tolist()
+
+
+def _rounded_up(text: str) -> set[tuple[int, int, float]]:
+    """Of a model's text: tree, column and threshold in float32, of the thresholds that this rounds up."""
+    import numpy as np
+
+    found = set()
+    for number, tree in enumerate(text.split("\nTree=")[1:]):
+        lines = dict(line.partition("=")[::2] for line in tree.splitlines())
+        thresholds = np.array(lines.get("threshold", "").split(), np.float64)
+        rounded = thresholds.astype(np.float32)
+        columns = lines.get("split_feature", "").split()
+        found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(rounded > thresholds)}
+    return found
 
 
 def _missing_kinds(line: str) -> set[int]:

@@ -31,6 +31,7 @@ from compile_stage.sources.sklearn_boosters import (
 from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
     columns_by_number,
+    count_bagged_labels,
     count_votes,
     divide_by_magnitude,
     halve_scores,
@@ -38,16 +39,19 @@ from compile_stage.sources.sklearn_converted import (
     keep_means,
     label_by_score,
     last_step,
+    name_pairs_classes,
     prepare,
     refuse_calibration,
     refuse_functions,
     scale_exactly,
     scalers_before_trees,
+    thresholds_rounded_down,
     without_search,
     write_logarithms,
 )
 from compile_stage.sources.sklearn_labels import refuse_thresholds, register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
+from compile_stage.sources.sklearn_neighbours import weigh_neighbours
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
 from compile_stage.sources.sklearn_texts import find_fills, register_text_imputers
@@ -491,6 +495,8 @@ def _rows_apart(one: Any, other: Any, rtol: float, atol: float | None) -> Any:
     of the other's largest number."""
     import numpy as np
 
+    if one.size != other.size:
+        return np.ones(len(other), bool)
     one, other = one.reshape(len(other), -1), other.reshape(len(other), -1)
     if other.dtype.kind == "f":
         atol = rtol * float(np.nanmax(np.abs(other), initial=0.0)) if atol is None else atol
@@ -540,13 +546,18 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     if boosters(estimator):
         with takers_of_sparse(estimator) as fed_sparse:
             _answer(estimator, wanted.inputs, source)
-        register_converters(estimator, fed_sparse)
+        register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
     register_target_converter(estimator)
     register_label_converters(estimator)
     register_text_imputers(estimator)
+    encoders.register_encoders(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:
-        with warnings.catch_warnings(), columns_by_number(estimator) if by_number else nullcontext():
+        with (
+            warnings.catch_warnings(),
+            columns_by_number(estimator) if by_number else nullcontext(),
+            thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
+        ):
             warnings.simplefilter("ignore")  # deprecations inside the converter
             model = to_onnx(estimator, initial_types=types, options=options, target_opset=tabular.opsets())
     except (MissingConverter, MissingShapeCalculator) as error:
@@ -574,10 +585,13 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)
     count_votes(model, estimator)
+    count_bagged_labels(model, estimator)
     halve_scores(model, estimator)
     label_by_score(model, estimator)
+    name_pairs_classes(model, estimator)
     keep_fractions(model)
     divide_by_magnitude(model)
+    weigh_neighbours(model)
     keep_means(model, estimator)
     scale_exactly(model, estimator, is_given_float32=is_given_float32)
     if by_name:

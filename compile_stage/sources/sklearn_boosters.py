@@ -47,11 +47,12 @@ def refuse_boosters(estimator: Any) -> str | None:
     return None
 
 
-def register_converters(estimator: Any, fed_sparse: set[int]) -> None:
+def register_converters(estimator: Any, fed_sparse: set[int], *, is_given_float32: bool) -> None:
     """Have skl2onnx convert them by onnxmltools.
 
     Args:
         fed_sparse: The ids of those that are given sparse matrices (`takers_of_sparse`).
+        is_given_float32: The estimator gets no other numbers.
     """
     from skl2onnx import update_registered_converter
     from skl2onnx.common.shape_calculator import (
@@ -59,6 +60,7 @@ def register_converters(estimator: Any, fed_sparse: set[int]) -> None:
         calculate_linear_regressor_output_shapes,
     )
 
+    of_lightgbm = _lightgbm_converter(is_given_float32)
     for kind in {type(part) for part in boosters(estimator)}:
         classifies = kind.__name__ in _CLASSIFIERS
         options = {"nocl": [True, False], "zipmap": [True, False, "columns"]}
@@ -68,7 +70,7 @@ def register_converters(estimator: Any, fed_sparse: set[int]) -> None:
             kind,
             f"CompileStage{kind.__name__}",
             calculate_linear_classifier_output_shapes if classifies else calculate_linear_regressor_output_shapes,
-            _convert_lightgbm if kind.__name__.startswith("LGBM") else _xgboost_converter(fed_sparse),
+            of_lightgbm if kind.__name__.startswith("LGBM") else _xgboost_converter(fed_sparse),
             options=options if classifies else None,
         )
 
@@ -115,19 +117,23 @@ def _refuse_xgboost(part: Any) -> str | None:
     return xgboost.refuse_booster(booster) or xgboost.refuse_dropout(bytes(booster.save_raw("json")), booster)
 
 
-def _convert_lightgbm(scope: Any, operator: Any, container: Any) -> None:
-    from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
+def _lightgbm_converter(is_given_float32: bool) -> Callable[[Any, Any, Any], None]:
+    def convert(scope: Any, operator: Any, container: Any) -> None:
+        from onnxmltools.convert.lightgbm.operator_converters.LightGbm import convert_lightgbm
 
-    written = len(container.nodes)
-    convert_lightgbm(scope, operator, container)
-    options = (
-        container.get_options(operator.raw_operator, {"raw_scores": False}, fail=False) or {}
-    )  # None: a regressor's
-    if not options.get("raw_scores"):
-        return
-    for entry in [entry for node in container.nodes[written:] for entry in node.attribute]:
-        if entry.name == "post_transform":
-            entry.s = b"NONE"
+        written = len(container.nodes)
+        convert_lightgbm(scope, operator, container)
+        lightgbm.correct_trees(container.nodes[written:], operator.raw_operator, is_given_float32=is_given_float32)
+        options = (
+            container.get_options(operator.raw_operator, {"raw_scores": False}, fail=False) or {}
+        )  # None: a regressor's
+        if not options.get("raw_scores"):
+            return
+        for entry in [entry for node in container.nodes[written:] for entry in node.attribute]:
+            if entry.name == "post_transform":
+                entry.s = b"NONE"
+
+    return convert
 
 
 def _xgboost_converter(fed_sparse: set[int]) -> Callable[[Any, Any, Any], None]:

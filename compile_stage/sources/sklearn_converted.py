@@ -54,6 +54,11 @@ def refuse_calibration(estimator: Any) -> str | None:
                     "skl2onnx converts isotonic calibration to other probabilities: calibrate it with "
                     "method='sigmoid', or log the model without the calibration"
                 )
+            if part.method == "temperature":
+                return (
+                    "skl2onnx converts no calibration by a temperature: calibrate it with method='sigmoid', or log the "
+                    "model without the calibration"
+                )
             if type(last := last_step(part.estimator)).__name__ == "LinearSVC" and last is not _thawed(part.estimator):
                 return (
                     "skl2onnx converts no calibrated pipeline of a LinearSVC: put the steps before the calibration, as "
@@ -164,6 +169,26 @@ def keep_means(model: ModelProto, estimator: Any) -> None:
                 exact = numpy_helper.from_array(mean.reshape(written.shape), subtraction.input[1])
                 tensors[subtraction.input[1]].CopyFrom(exact)
                 break
+
+
+@contextmanager
+def thresholds_rounded_down(estimator: Any, *, is_given_float32: bool) -> Iterator[None]:
+    """Give histogram gradient boosting thresholds that float32 holds, where it is given float32. It compares in
+    float64, and of a threshold that float32 rounds up, the number that it is rounded to lies above it."""
+    trees = [part for part in parts(estimator) if type(part).__name__ == "TreePredictor" and is_given_float32]
+    before = [tree.nodes for tree in trees]
+    for tree in trees:
+        tree.nodes = tree.nodes.copy()
+        exact = tree.nodes["num_threshold"]
+        with np.errstate(over="ignore"):
+            rounded = exact.astype(np.float32)
+        lower = np.nextafter(rounded, np.float32(-np.inf))
+        tree.nodes["num_threshold"] = np.where(rounded > exact, lower, rounded)
+    try:
+        yield
+    finally:
+        for tree, nodes in zip(trees, before, strict=True):
+            tree.nodes = nodes
 
 
 @contextmanager
@@ -316,15 +341,15 @@ def divide_by_magnitude(model: ModelProto) -> None:
 
 
 def label_by_score(model: ModelProto, estimator: Any) -> None:
-    """Have each SGDClassifier(loss='modified_huber') of several classes take the class of the highest score, as
-    scikit-learn does. skl2onnx takes that of the highest probability, and probabilities are cut off at 0 and 1: where
-    two classes are certain, it is the first of them."""
+    """Have each SGDClassifier of several classes with probabilities take the class of the highest score, as
+    scikit-learn does. skl2onnx takes that of the highest probability, and these are cut off at 0 and 1, or are 1 in
+    float32 from a score of 17 up: where two classes are certain, it is the first of them."""
     from onnx import numpy_helper
 
     written = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for part in parts(estimator):
         fitted = type(part).__name__ == "SGDClassifier" and hasattr(part, "coef_")
-        if not fitted or part.loss != "modified_huber" or len(part.classes_) < 3:
+        if not fitted or part.loss not in ("modified_huber", "log_loss") or len(part.classes_) < 3:
             continue
         weights = np.asarray(part.coef_.T, np.float32)
         for node in [one for one in model.graph.node if one.op_type == "MatMul" and one.input[1] in written]:
@@ -339,13 +364,28 @@ def _choose_by_score(model: ModelProto, product: NodeProto) -> None:
     for node in model.graph.node:  # in the order of computation
         if not reached & set(node.input):
             continue
-        if node.op_type == "Clip" and not scores:
-            scores = node.input[0]
+        if node.op_type == "Add" and not scores:
+            scores = node.output[0]
         if node.op_type == "ArgMax":
             if scores:
                 node.input[0] = scores
             return
         reached.update(node.output)
+
+
+def name_pairs_classes(model: ModelProto, estimator: Any) -> None:
+    """Have each OneVsOneClassifier answer with its labels: skl2onnx answers with the numbers of the classes."""
+    from onnx import helper, numpy_helper
+
+    pairs = [part for part in parts(estimator) if type(part).__name__ == "OneVsOneClassifier"]
+    chosen = [node for node in model.graph.node if node.op_type == "ArgMax" and node.input[0] == "ovr_output"]
+    for part, node in zip(pairs, chosen, strict=False):
+        label = node.output[0]
+        node.output[0], classes = f"{label}_number", f"{label}_classes"
+        held = np.asarray(part.classes_, object if part.classes_.dtype.kind in "OU" else np.int64)
+        model.graph.initializer.append(numpy_helper.from_array(held, classes))
+        made = helper.make_node("Gather", [classes, node.output[0]], [label], name=f"{label}_of_class")
+        _put_behind(model, node, [made])
 
 
 def halve_scores(model: ModelProto, estimator: Any) -> None:
@@ -361,6 +401,30 @@ def halve_scores(model: ModelProto, estimator: Any) -> None:
             if named["post_transform"].s == b"SOFTMAX" and np.array_equal(written, np.append(-scores, scores)):
                 for key in ("coefficients", "intercepts"):
                     named[key].floats[:] = [value / 2 for value in named[key].floats]
+
+
+def count_bagged_labels(model: ModelProto, estimator: Any) -> None:
+    """Have bagged classifiers without probabilities count each row's labels over the models. skl2onnx counts those of
+    each model over the rows."""
+    from onnx import numpy_helper
+
+    without = [
+        len(part.classes_)
+        for part in parts(estimator)
+        if type(part).__name__ == "BaggingClassifier"
+        and hasattr(part, "estimators_")
+        and not hasattr(part.estimators_[0], "predict_proba")
+    ]
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    makers = {output: node for node in model.graph.node for output in node.output}
+    for total in [node for node in model.graph.node if node.op_type == "ReduceSum" and len(node.input) > 1]:
+        cast = makers.get(total.input[0])
+        is_class = makers.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
+        classes = tensors.get(is_class.input[0]) if is_class is not None and is_class.op_type == "Equal" else None
+        if classes is not None and list(classes.dims[:2]) == [1, 1] and classes.dims[-1] in without:
+            models = f"{total.output[0]}_models"
+            model.graph.initializer.append(numpy_helper.from_array(np.asarray([0], np.int64), models))
+            total.input[1] = models
 
 
 def write_logarithms(model: ModelProto, estimator: Any) -> None:

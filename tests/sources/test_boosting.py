@@ -246,6 +246,28 @@ def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     prove_answer(source, rows[:50])
 
 
+def test_lightgbm_compares_and_bends_as_the_original(tmp_path: Path, prove: Proof) -> None:
+    """Broken: probabilities are those of another `sigmoid`, and a number that a threshold is in float32 goes to the
+    side of the smaller ones where that is rounded up."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    decimals = np.random.default_rng(0).integers(0, 20, (400, 2)) / np.float32(10)
+    wanted = decimals.sum(axis=1) + np.random.default_rng(1).normal(size=400) > 2
+    settings = {"objective": "binary", "sigmoid": 2.5, "min_data_in_leaf": 2, "verbose": -1, "num_threads": 1}
+    model = lightgbm.train(settings, lightgbm.Dataset(decimals.astype(np.float32), wanted), 10)
+    asked = (np.random.default_rng(2).integers(0, 40, (400, 2)) / 20).astype(np.float32)
+    prove(save(tmp_path / "model", "lightgbm", model, decimals.astype(np.float32)), {"X": asked}, sizes=(1, 400))
+
+
+def test_lightgbm_refuses_the_square_root_of_a_target(tmp_path: Path) -> None:
+    """Broken: every answer is the root of what it should be, and nothing passes."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = rows_of(NUMBER)
+    settings = {"objective": "regression", "reg_sqrt": True, "verbose": -1, "num_threads": 1}
+    model = lightgbm.train(settings, lightgbm.Dataset(rows, NUMBER[1]), 3)
+    source = save(tmp_path / "model", "lightgbm", model, rows)
+    assert "reg_sqrt" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
+
+
 def test_lightgbm_refuses_zeros_as_missing_numbers(tmp_path: Path) -> None:
     """Broken: what samples without a zero have proven answers a zero otherwise than the original: the converter reads
     these splits as any others."""
@@ -348,6 +370,13 @@ def test_catboost_refuses_what_has_no_proven_conversion(
         model = catboost_model(kind, loss, data)
     source = save(tmp_path / "model", "catboost", model, rows_of(data))
     assert word in (plugins.load("sources", "catboost").refuse(source, Compliance()) or "")
+
+
+def test_catboost_refuses_trees_that_are_not_symmetric(tmp_path: Path) -> None:
+    """Broken: a plan took the model, and the run ended in a path of CatBoost's C++ source."""
+    model = catboost_model("CatBoostRegressor", "RMSE", NUMBER, grow_policy="Depthwise")
+    source = save(tmp_path / "model", "catboost", model, rows_of(NUMBER))
+    assert "grow_policy='SymmetricTree'" in (plugins.load("sources", "catboost").refuse(source, Compliance()) or "")
 
 
 def test_catboost_with_truth_values_as_labels(tmp_path: Path, prove: Proof) -> None:
