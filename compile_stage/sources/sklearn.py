@@ -42,19 +42,20 @@ from compile_stage.sources.sklearn_converted import (
     name_pairs_classes,
     prepare,
     refuse_calibration,
-    refuse_functions,
     scale_exactly,
     scalers_before_trees,
     thresholds_rounded_down,
     without_search,
     write_logarithms,
 )
+from compile_stage.sources.sklearn_functions import refuse_functions, register_functions
+from compile_stage.sources.sklearn_imputers import register_imputers
 from compile_stage.sources.sklearn_labels import refuse_thresholds, register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
-from compile_stage.sources.sklearn_texts import find_fills, register_text_imputers
+from compile_stage.sources.sklearn_texts import find_fills
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -307,7 +308,7 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
     inputs = _inputs(estimator, source, int(features))
     if is_classifier(estimator):
         classes = getattr(estimator, "classes_", ())
-        if isinstance(classes, list):
+        if isinstance(classes, list) or _has_several_labels(last_step(estimator)):
             raise SourceError("it predicts several labels at once, which is not supported", where=source.uri)
         outputs = [tabular.label(tabular.label_dtype(classes, source))]
         if hasattr(estimator, "predict_proba"):
@@ -321,6 +322,12 @@ def _signature(estimator: Any, source: SourceModel) -> Signature:
         return Signature(inputs=inputs, outputs=tuple(outputs))
     targets, column = (answer.shape[1], True) if answer.ndim > 1 else (1, False)
     return Signature(inputs=inputs, outputs=(tabular.prediction(targets, column=column),))
+
+
+def _has_several_labels(model: Any) -> bool:
+    """Of a classifier whose classes do not say it: whether each row may have several of them."""
+    binarizer = getattr(model, "label_binarizer_", getattr(model, "_label_binarizer", None))
+    return str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
 
 
 def _answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:
@@ -549,7 +556,8 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
     register_target_converter(estimator)
     register_label_converters(estimator)
-    register_text_imputers(estimator)
+    register_imputers(estimator)
+    register_functions(estimator)
     encoders.register_encoders(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:

@@ -67,20 +67,6 @@ def refuse_calibration(estimator: Any) -> str | None:
     return None
 
 
-def refuse_functions(estimator: Any) -> str | None:
-    """The reason when a step calls a function of Python. What brings a target back is `sklearn_targets`' to judge."""
-    held = list(parts(estimator))
-    of_targets = {id(part.transformer_) for part in held if hasattr(part, "transformer_")}
-    for part in held:
-        if type(part).__name__ == "FunctionTransformer" and part.func is not None and id(part) not in of_targets:
-            name = getattr(part.func, "__name__", type(part.func).__name__)
-            return (
-                f"its FunctionTransformer calls {name}, and a function of Python is not compiled: call it before the "
-                "model, and log the model that takes what it gives"
-            )
-    return None
-
-
 def calibrated_scores(estimator: Any) -> dict[int, dict[str, bool]]:
     """Options of skl2onnx by the id of the step that they are for. A calibration takes decision_function() where there
     is one; the converter asks a classifier for it, and of a pipeline takes the probabilities."""

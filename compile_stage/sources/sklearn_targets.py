@@ -6,24 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from compile_stage.sources.sklearn_functions import FUNCTIONS, Step, write_steps
 from compile_stage.sources.sklearn_parts import parts
-
-# What an operator of ONNX takes beside what stands before it: nothing, or a number for each target.
-Step = tuple[str, Any]
-
-_FUNCTIONS: dict[Any, Sequence[Step]] = {
-    None: (),
-    np.exp: (("Exp", None),),
-    np.expm1: (("Exp", None), ("Sub", 1.0)),
-    np.exp2: (("Mul", np.log(2.0)), ("Exp", None)),
-    np.log: (("Log", None),),
-    np.log1p: (("Add", 1.0), ("Log", None)),
-    np.sqrt: (("Sqrt", None),),
-    np.square: (("Mul", "itself"),),
-    np.negative: (("Neg", None),),
-}
 
 
 def refuse_targets(estimator: Any) -> str | None:
@@ -61,7 +45,7 @@ def _inverse(model: Any) -> Sequence[Step] | None:
     held = model.transformer_
     kind = type(held).__name__
     if kind == "FunctionTransformer" and not held.inv_kw_args:
-        known = [steps for function, steps in _FUNCTIONS.items() if held.inverse_func is function]
+        known = [steps for function, steps in FUNCTIONS.items() if held.inverse_func is function]
         return known[0] if known else None
     if kind == "MinMaxScaler":
         return (("Sub", held.min_), ("Div", held.scale_))
@@ -79,7 +63,6 @@ def _infer_shape(operator: Any) -> None:
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:
-    from onnx import TensorProto
     from skl2onnx._supported_operators import sklearn_operator_name_map
     from skl2onnx.common.data_types import FloatTensorType
 
@@ -88,16 +71,6 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     regressor.inputs = operator.inputs
     answer = scope.declare_local_variable("regressed", FloatTensorType())
     regressor.outputs.append(answer)
-    value = answer.full_name
-    for kind, beside in _inverse(model) or ():
-        made, taken = scope.get_unique_variable_name("brought_back"), [value]
-        if isinstance(beside, str):
-            taken.append(value)
-        elif beside is not None:
-            constant = np.asarray(beside, np.float32)
-            taken.append(scope.get_unique_variable_name("of_target"))
-            container.add_initializer(taken[1], TensorProto.FLOAT, list(constant.shape), constant.ravel().tolist())
-        container.add_node(kind, taken, made, name=scope.get_unique_operator_name(kind))
-        value = made
+    value = write_steps(scope, container, answer.full_name, _inverse(model) or ())
     output = operator.outputs[0].full_name
     container.add_node("Identity", [value], output, name=scope.get_unique_operator_name("target"))

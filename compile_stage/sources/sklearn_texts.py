@@ -54,20 +54,7 @@ def find_fills(estimator: Any, rows: Any, texts: Sequence[str]) -> dict[str, dic
     return fills
 
 
-def register_text_imputers(estimator: Any) -> None:
-    """Have skl2onnx convert those in the estimator; imputers of numbers are converted as before."""
-    from skl2onnx import update_registered_converter
-    from skl2onnx.shape_calculators.imputer import calculate_sklearn_imputer_output_shapes
-
-    for kind in {type(part) for part in _text_imputers(estimator)}:
-        update_registered_converter(kind, "SklearnSimpleImputer", calculate_sklearn_imputer_output_shapes, _convert)
-
-
-def _text_imputers(estimator: Any) -> list[Any]:
-    return [part for part in parts(estimator) if type(part).__name__ == "SimpleImputer" and _keeps_texts(part)]
-
-
-def _keeps_texts(imputer: Any) -> bool:
+def keeps_texts(imputer: Any) -> bool:
     """Whether it answers each text with itself, fills each column with a text, and adds no column."""
     statistics = getattr(imputer, "statistics_", ())
     return (
@@ -78,15 +65,15 @@ def _keeps_texts(imputer: Any) -> bool:
     )
 
 
-def _convert(scope: Any, operator: Any, container: Any) -> None:
-    from skl2onnx.operator_converters.imputer_op import convert_sklearn_imputer
-
-    if not _keeps_texts(operator.raw_operator):
-        convert_sklearn_imputer(scope, operator, container)
-        return
+def convert_text_imputer(scope: Any, operator: Any, container: Any) -> None:
+    """Write into skl2onnx's container that such an imputer hands its columns on."""
     texts = [column.full_name for column in operator.inputs]  # the converter's own way to join columns takes no text
     name = scope.get_unique_operator_name("filled")
     container.add_node("Concat", texts, operator.outputs[0].full_name, name=name, axis=1)
+
+
+def _text_imputers(estimator: Any) -> list[Any]:
+    return [part for part in parts(estimator) if type(part).__name__ == "SimpleImputer" and keeps_texts(part)]
 
 
 def _same(encode: Any, rows: Any, column: str, numbers: Sequence[Any], texts: Sequence[str]) -> str | None:

@@ -38,7 +38,7 @@ from sklearn.ensemble import (
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
-from sklearn.impute import SimpleImputer
+from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import (
@@ -52,7 +52,7 @@ from sklearn.multioutput import MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
     FunctionTransformer,
     KBinsDiscretizer,
@@ -460,6 +460,55 @@ def test_a_histograms_thresholds_that_float32_rounds_up_are_not_reached(tmp_path
     assert any(np.any(values.astype(np.float32) > values) for values in thresholds)
     made = prove(save(tmp_path / "model", model, decimals), {"X": asked}, sizes=(1, 400))
     np.testing.assert_allclose(run_onnx(made, {"X": asked})["prediction"], model.predict(asked), rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", [np.log1p, np.sqrt, np.log10, np.square, np.abs])
+def test_functions_of_numpy_are_compiled(tmp_path: Path, prove: Proof, function: Any) -> None:
+    """Broken: a model that takes the logarithm of one of its columns is refused."""
+    amounts = pd.DataFrame(np.abs(NOISY), columns=["a", "b", "c", "d"])
+    columns = ColumnTransformer([("f", FunctionTransformer(function), ["d", "a"])], remainder="passthrough")
+    model = make_pipeline(columns, Ridge()).fit(amounts, NOISY[:, 0])
+    source = save(tmp_path / "model", model, amounts, serialization_format="cloudpickle")
+    prove(source, {"X": np.abs(NOISY[::-1])}, sizes=(1, 400), compliance=PICKLES)
+
+
+MULTILABEL = np.column_stack([SIDES > 0, SIDES > 1]).astype(int)
+
+
+@pytest.mark.parametrize(
+    "model", [OneVsRestClassifier(LogisticRegression()), RidgeClassifier(), MLPClassifier((2,), max_iter=5)]
+)
+def test_several_labels_at_once_are_refused(tmp_path: Path, model: Any) -> None:
+    """Broken: a run ends in a shape that no candidate has."""
+    source = save(tmp_path / "model", model.fit(NOISY, MULTILABEL), NOISY, serialization_format="cloudpickle")
+    assert "several labels at once" in (SklearnSource().refuse(source, PICKLES) or "")
+
+
+HOLES = np.where(NOISE.random(NOISY.shape) < 0.2, np.nan, NOISY).astype(np.float32)
+EMPTY = np.where([False, True, False, False], np.nan, HOLES).astype(np.float32)
+COUNTS = np.nan_to_num(HOLES, nan=-999).astype(np.float32)
+IMPUTERS: dict[str, tuple[Any, Any]] = {
+    "an indicator": (SimpleImputer(add_indicator=True), HOLES),
+    "an indicator before trees": (SimpleImputer(strategy="median", add_indicator=True), HOLES),
+    "a whole number": (SimpleImputer(missing_values=-999), COUNTS),
+    "a whole number and an indicator": (SimpleImputer(missing_values=-999, add_indicator=True), COUNTS),
+    "a constant for a whole number": (SimpleImputer(missing_values=-999, strategy="constant", fill_value=7), COUNTS),
+    "a column without numbers": (SimpleImputer(), EMPTY),
+    "a column without numbers, kept": (SimpleImputer(keep_empty_features=True, add_indicator=True), EMPTY),
+    "an indicator beside it": (FeatureUnion([("a", SimpleImputer()), ("b", MissingIndicator())]), HOLES),
+}
+
+
+@pytest.mark.parametrize("name", IMPUTERS)
+def test_missing_numbers_are_imputed_and_indicated(tmp_path: Path, prove: Proof, name: str) -> None:
+    """Broken: an imputer with an indicator is refused in words of the runtime, one for -999 in words of the converter,
+    and a column that held no number in training, which scikit-learn drops, is one too many for the model behind it."""
+    imputer, rows = IMPUTERS[name]
+    last = RandomForestClassifier(5, random_state=0) if "trees" in name else LogisticRegression()
+    model = make_pipeline(imputer, last).fit(rows, SIDES)
+    asked = np.vstack([rows, np.full((2, 4), -999 if "whole" in name else np.nan)]).astype(np.float32)
+    prove(save(tmp_path / "model", model, rows, serialization_format="cloudpickle"), {"X": asked},
+          sizes=(1, len(asked)), compliance=PICKLES)  # fmt: skip
 
 
 SUGAR = DIABETES.target.to_numpy(np.float64)
@@ -1080,10 +1129,10 @@ def test_thresholds_that_are_values_of_the_example_are_no_reason_to_refuse(tmp_p
 @pytest.mark.parametrize(
     ("step", "words"),
     [
-        (FunctionTransformer(np.log1p), "FunctionTransformer calls log1p"),
-        (SimpleImputer(missing_values=0), "SimpleImputer"),
+        (FunctionTransformer(np.cbrt), "FunctionTransformer calls cbrt"),
+        (QuantileTransformer(n_quantiles=9, output_distribution="normal"), "QuantileTransformer"),
     ],
-    ids=["function", "imputer"],
+    ids=["function", "quantiles"],
 )
 def test_the_step_that_is_not_converted_is_named(tmp_path: Path, step: Any, words: str) -> None:
     """Broken: the message names the estimator at the end, which is converted."""
