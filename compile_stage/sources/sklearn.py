@@ -42,6 +42,7 @@ from compile_stage.sources.sklearn_converted import (
     name_pairs_classes,
     prepare,
     refuse_calibration,
+    refuse_neighbours_in_gaps,
     scale_exactly,
     scalers_before_trees,
     thresholds_rounded_down,
@@ -56,6 +57,7 @@ from compile_stage.sources.sklearn_neighbours import weigh_neighbours
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_targets import refuse_targets, register_target_converter
 from compile_stage.sources.sklearn_texts import find_fills
+from compile_stage.sources.sklearn_words import pad_with_no_word, refuse_words, word_options, write_sublinear_counts
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
@@ -218,7 +220,7 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
         return reason
     if reason := refuse_targets(estimator) or refuse_thresholds(estimator):
         return reason
-    if reason := refuse_functions(estimator):
+    if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_neighbours_in_gaps(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):
@@ -559,6 +561,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     register_imputers(estimator)
     register_functions(estimator)
     encoders.register_encoders(estimator)
+    options |= word_options(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
     try:
         with (
@@ -600,6 +603,8 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     keep_fractions(model)
     divide_by_magnitude(model)
     weigh_neighbours(model)
+    write_sublinear_counts(model, estimator)
+    pad_with_no_word(model)
     keep_means(model, estimator)
     scale_exactly(model, estimator, is_given_float32=is_given_float32)
     if by_name:

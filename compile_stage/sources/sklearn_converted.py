@@ -67,6 +67,17 @@ def refuse_calibration(estimator: Any) -> str | None:
     return None
 
 
+def refuse_neighbours_in_gaps(estimator: Any) -> str | None:
+    """The reason when a step fills missing numbers in from neighbours. skl2onnx writes functions of its own for it;
+    no backend has them, and they fail for a row without any number."""
+    if any(type(part).__name__ == "KNNImputer" for part in parts(estimator)):
+        return (
+            "skl2onnx converts its KNNImputer to functions that no backend has: use a SimpleImputer, or fill missing "
+            "numbers in before the model"
+        )
+    return None
+
+
 def calibrated_scores(estimator: Any) -> dict[int, dict[str, bool]]:
     """Options of skl2onnx by the id of the step that they are for. A calibration takes decision_function() where there
     is one; the converter asks a classifier for it, and of a pipeline takes the probabilities."""

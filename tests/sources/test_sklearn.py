@@ -38,7 +38,7 @@ from sklearn.ensemble import (
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
-from sklearn.impute import MissingIndicator, SimpleImputer
+from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import (
@@ -285,6 +285,7 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
         (CalibratedClassifierCV(scaled(LinearSVC()), cv=2), "put the steps before the calibration"),
         (CalibratedClassifierCV(FrozenEstimator(scaled(LinearSVC()).fit(X, Y))), "put the steps"),
         (scaled(OneVsRestClassifier(SVC())), "without probabilities"),
+        (make_pipeline(KNNImputer(), LogisticRegression(max_iter=9)), "use a SimpleImputer"),
         (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of rows of the logged example differ"),
         (StackingClassifier([("a", scaled(SVC()))], passthrough=True, cv=2), "ONNX Runtime can't run"),
     ],
@@ -893,8 +894,9 @@ def test_an_unknown_category_is_taken_for_a_rare_one(tmp_path: Path, prove: Proo
 
 
 def test_text_that_can_not_be_converted_exactly_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """Broken: words are split, or missing texts filled in, otherwise than by scikit-learn, and nobody is told."""
-    notes = PEOPLE.assign(note=["it's a rather fine thing", "good old work"] * 100)
+    """Broken: white space is counted, or missing texts filled in, otherwise than by scikit-learn, and nobody is
+    told."""
+    notes = PEOPLE.assign(note=["it's a  rather   fine thing", "good old work"] * 100)
     split = ColumnTransformer([("t", TfidfVectorizer(analyzer="char"), "note"), ("n", StandardScaler(), NUMBERS)])
     reason = SklearnSource().refuse(
         save(tmp_path / "split", make_pipeline(split, LogisticRegression()).fit(notes, OLD), notes), Compliance()
