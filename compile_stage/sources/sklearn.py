@@ -30,6 +30,7 @@ from compile_stage.sources.sklearn_boosters import (
 )
 from compile_stage.sources.sklearn_converted import (
     calibrated_scores,
+    choose_one_against_rest_by_score,
     columns_by_number,
     count_bagged_labels,
     count_votes,
@@ -599,6 +600,7 @@ def _convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     count_bagged_labels(model, estimator)
     halve_scores(model, estimator)
     label_by_score(model, estimator)
+    choose_one_against_rest_by_score(model)
     name_pairs_classes(model, estimator)
     keep_fractions(model)
     divide_by_magnitude(model)

@@ -385,6 +385,46 @@ def name_pairs_classes(model: ModelProto, estimator: Any) -> None:
         _put_behind(model, node, [made])
 
 
+def choose_one_against_rest_by_score(model: ModelProto) -> None:
+    """Have each OneVsRestClassifier of logistic regressions take the class of the highest score, as scikit-learn does.
+    skl2onnx takes that of the highest probability: from a score of 17 up it is 1 in float32, and of two such classes
+    the first one was the answer."""
+    from onnx import NodeProto, helper
+
+    makers = {output: node for node in model.graph.node for output in node.output}
+    for chosen in [node for node in model.graph.node if node.op_type == "ArgMax"]:
+        joined = makers.get(chosen.input[0])
+        if joined is None or joined.op_type != "Concat":
+            continue
+        columns = [makers.get(name) for name in joined.input]
+        models = [makers.get(one.input[0]) for one in columns if one is not None and one.op_type == "Slice"]
+        if not models or len(models) != len(columns) or not all(map(_is_logistic, models)):
+            continue
+        made, scores = [], []
+        for column, classifier in zip(columns, models, strict=True):
+            scorer, score = NodeProto(), NodeProto()
+            scorer.CopyFrom(classifier)
+            score.CopyFrom(column)
+            scorer.name, scorer.output[:] = f"{scorer.name}_scores", [f"{name}_scores" for name in scorer.output]
+            next(entry for entry in scorer.attribute if entry.name == "post_transform").s = b"NONE"
+            score.name, score.input[0] = f"{score.name}_scores", scorer.output[1]
+            score.output[0] = f"{score.output[0]}_score"
+            scores.append(score.output[0])
+            made += [scorer, score]
+        table = f"{joined.output[0]}_scores"
+        _put_behind(model, joined, [*made, helper.make_node("Concat", scores, [table], name=table, axis=1)])
+        chosen.input[0] = table
+
+
+def _is_logistic(node: NodeProto | None) -> bool:
+    """Whether it makes the two probabilities of a logistic regression."""
+    return (
+        node is not None
+        and node.op_type == "LinearClassifier"
+        and any(entry.name == "post_transform" and entry.s == b"LOGISTIC" for entry in node.attribute)
+    )
+
+
 def halve_scores(model: ModelProto, estimator: Any) -> None:
     """Halve the coefficients of each linear discriminant of two classes: skl2onnx takes the softmax of the score and
     its negative, which is the logistic function of twice the score, and scikit-learn that of the score."""

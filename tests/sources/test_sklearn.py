@@ -426,6 +426,15 @@ def test_of_two_certain_classes_the_one_with_the_higher_score_is_answered(
     prove(source, {"X": NOISY * 10}, sizes=(1, 400), compliance=Compliance(allow_pickle=True))
 
 
+def test_one_class_against_the_rest_is_chosen_by_score(tmp_path: Path, prove: Proof) -> None:
+    """Broken: of rows for which two classes have the probability 1 in float32, the first one is the answer."""
+    model = OneVsRestClassifier(LogisticRegression()).fit(NOISY, SIDES)
+    far = NOISY * 300
+    assert np.sum(np.sort(far @ np.vstack([one.coef_ for one in model.estimators_]).T, axis=1)[:, 1] > 20) > 20
+    source = save(tmp_path / "model", model, NOISY, serialization_format="cloudpickle")
+    prove(source, {"X": far}, sizes=(1, 400), compliance=PICKLES, rtol=1e-4)
+
+
 @pytest.mark.parametrize("metric", ["euclidean", "manhattan"])
 @pytest.mark.parametrize("kind", [KNeighborsClassifier, KNeighborsRegressor])
 def test_neighbours_are_weighted_by_their_distance(tmp_path: Path, kind: Any, metric: str) -> None:
