@@ -16,6 +16,7 @@ from pathlib import Path
 import mlflow
 
 REPORTS = ("result.json", "report.html", "report.md", "junit.xml")
+OF_PROJECT = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")
 
 
 def main(model_uri: str, policy: str, targets: str, arguments: str, shipped: str) -> int:
@@ -23,8 +24,9 @@ def main(model_uri: str, policy: str, targets: str, arguments: str, shipped: str
     if shipped == "" and not Path(policy).is_file():
         sys.exit("name the policy: -P policy=FILE, or -P shipped=NAME for one that comes with compile-stage")
     policy = f"shipped:{shipped}" if shipped else policy
-    # The run that the project made is for the reports; the stage must not take it for one of its own.
-    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_RUN_ID"}
+    # The run that the project made is for the reports; the stage must not take it for one of its own. Nor is its
+    # experiment, which MLflow always names, the one to publish in: the runs belong beside the source's.
+    environment = {name: value for name, value in os.environ.items() if name not in OF_PROJECT}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         command = [sys.executable, "-m", "compile_stage", "run", "--policy", policy, "--out", str(out)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import sqlite3
+import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -31,6 +34,30 @@ def test_a_failed_gate_fails_the_run_and_keeps_its_reports(embedded, tmp_path, r
     kept = {path.name for path in (tmp_path / "mlruns" / "0" / run_id / "artifacts").iterdir()}
     assert kept == {"result.json", "report.html", "report.md", "junit.xml"}
     assert not [path for path in (tmp_path, PROJECT) if (path / "pwned").exists()]
+
+
+def test_the_stage_is_not_told_the_experiment_of_the_project(tmp_path, monkeypatch):
+    """Broken: what is published has its runs in `Default`, where MLflow's page shows no lineage of the source."""
+    (tmp_path / "policy.yaml").touch()
+    asked: list[dict[str, str]] = []
+
+    def run(command, *, env, **_):
+        asked.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    spec = importlib.util.spec_from_file_location("compile_model", PROJECT / "compile_model.py")
+    compile_model = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compile_model)
+    monkeypatch.setattr(compile_model, "mlflow", mock.MagicMock())
+    monkeypatch.setattr(compile_model, "subprocess", mock.Mock(run=run))
+    of_project = {"MLFLOW_RUN_ID": "1", "MLFLOW_EXPERIMENT_ID": "0"}  # what `mlflow run` sets, with the tracking URI
+    kept = {"MLFLOW_TRACKING_URI": "http://mlflow:5000", "MLFLOW_EXPERIMENT_NAME": "chosen"}
+    for name, value in (of_project | kept).items():
+        monkeypatch.setenv(name, value)
+    assert compile_model.main("models:/a/1", str(tmp_path / "policy.yaml"), "[]", "[]", "") == 0
+    [environment] = asked
+    assert kept.items() <= environment.items()
+    assert not of_project.keys() & environment.keys()
 
 
 def test_its_entry_points_hand_on_every_parameter():
