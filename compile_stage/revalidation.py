@@ -256,7 +256,7 @@ def compare(
         checks = validate(run_by, worker, job, artifact, inputs.validation_set(waivers)).verdict.checks
         portable = inputs.portable if there is not None else None
     candidate = judge_tolerances(Candidate(job=job, artifact=artifact), checks, waivers, context.today)
-    proof = Proof.of([candidate], expected.outputs, expected.digest)
+    proof = Proof.beside(expected, [candidate])
     return Validated(
         candidate=candidate,
         artifact=artifact,

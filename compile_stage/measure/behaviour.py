@@ -49,6 +49,11 @@ REPEAT_LIMIT = 0.01
 of 8 bits that is rounded to the other side by them."""
 
 
+MIXED_LIMIT = 1e-4
+"""Root mean square of what the rest of a batch may change an answer by, over that of the answer: sums in another order
+change it by a hundredth of that, and a tenth of what is allowed of fp32 while it is timed shows in no verdict."""
+
+
 def calls_to_compare(count: int, batch_sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """The calls as `{"check", "rows"}`, rows being numbers of samples: the largest batch in another order; then sizes
     below it that are not among `batch_sizes`, so many that a request of any size is at most doubled to be one of them:
@@ -259,6 +264,28 @@ def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str],
         return replace(_check(LARGER, [], f"a batch of {held[0]}, run in parts, is right"), batch_sizes=tuple(held))
     why = "; ".join([*wrong, *refused])
     return _check(LARGER, [], f"the published model refuses batch sizes that were not proven: run in parts, {why}")
+
+
+def mixed_rows(
+    calls: Sequence[Mapping[str, Any]], answers: Mapping[str, Any], outputs: Mapping[str, Array]
+) -> str:
+    """Which output of a model depends on the rest of the batch, such as `output 'y' in a batch of 6 differs by 0.9 of
+    its size`; empty where none does beyond rounding (`MIXED_LIMIT`).
+
+    Args:
+        calls, answers: Those that `make_calls` made with it, and what it says of them.
+        outputs: Output name → its answers to all samples, in batches of another size or order.
+    """
+    found: dict[str, tuple[float, int]] = {}
+    for call, answered in zip(calls, answers["answers"], strict=True):
+        for name, rows in open_outputs(answered or {}).items():
+            apart = _apart(np.asarray(outputs[name][list(call["rows"])]), rows) if name in outputs else 0.0
+            if not apart <= MIXED_LIMIT and not apart <= found.get(name, (0.0, 0))[0]:
+                found[name] = apart, len(call["rows"])
+    return "; ".join(
+        f"output {name!r} in a batch of {size} differs by {apart:.2g} of its size"
+        for name, (apart, size) in found.items()
+    )
 
 
 def not_repeated(answers: Mapping[str, Any]) -> str:

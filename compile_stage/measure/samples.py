@@ -308,9 +308,12 @@ def _choose(spec: DataSpec, inputs: list[list[Rows]], table: Table, seed: int) -
         raise PolicyError("an array of the samples is a single number; axis 0 must be the sample", where=spec.source)
     counts = {rows.shape[0] for rows in everything}
     if len(counts) > 1:
+        special = ((table.labels, f"the labels {spec.labels!r}"), (table.groups, f"the groups {spec.groups!r}"))
+        named = [f"{name} have {rows.shape[0]}" for rows, name in special if rows is not None]
+        of_inputs = sorted({rows.shape[0] for group in inputs for rows in group})
+        each = ", ".join([f"the inputs have {' and '.join(map(str, of_inputs))} rows", *named])
         raise PolicyError(
-            f"the arrays of the samples differ in length: {', '.join(map(str, sorted(counts)))}; axis 0 must be the "
-            "sample",
+            f"the arrays of the samples differ in length: {each}; axis 0 must be the sample",
             where=spec.source,
         )
     count = counts.pop() if counts else 0
@@ -351,7 +354,9 @@ def _save_labels(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: P
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(labels)))):
-        raise PolicyError(f"{missing} of the {len(labels)} labels are missing (NaN)", where=spec.source)
+        raise PolicyError(
+            f"{missing} of the {len(labels)} labels are missing (NaN)", fix="leave these samples out", where=spec.source
+        )
     if labels.dtype.kind == "f" and (infinite := int(np.count_nonzero(np.isinf(labels)))):
         raise PolicyError(
             f"{infinite} of the {len(labels)} labels are infinite", fix="leave these samples out", where=spec.source

@@ -32,9 +32,19 @@ _BYTES = 64_000_000
 
 
 def run_soak(
-    session: Session, samples: Samples, batch_size: int, seconds: float, seed: int, into: Path
+    session: Session,
+    samples: Samples,
+    batch_size: int,
+    seconds: float,
+    seed: int,
+    into: Path,
+    *,
+    in_order: bool = False,
 ) -> dict[str, Any]:
     """Call the open model on batches of random samples for about `seconds`, at least once.
+
+    Args:
+        in_order: The batches are those of all samples in order, since an answer depends on the rest of its batch.
 
     Returns:
         `calls`: how many there were; `kept`: `{"call", "rows", "outputs"}` each, rows being numbers of samples and
@@ -44,6 +54,9 @@ def run_soak(
     size = sum(array.nbytes // max(len(array), 1) for array in samples.inputs.values()) * batch_size
     count = max(1, min(_BATCHES, _BYTES // max(size, 1)))
     rows = random.integers(samples.count, size=(count, batch_size))
+    if in_order:
+        first = random.integers(max(1, samples.count // batch_size), size=(count, 1)) * batch_size
+        rows = (first + np.arange(batch_size)) % samples.count
     batches = [{name: np.ascontiguousarray(array[row]) for name, array in samples.inputs.items()} for row in rows]
     kept: dict[int, tuple[int, int, Mapping[str, Array]]] = {}
     calls, ends = 0, time.monotonic() + seconds

@@ -310,7 +310,10 @@ def _labels(values: Array) -> Array:
     """Labels that came as bytes, as text; as floats or truth values, as whole numbers. These are int64 where they fit,
     so that NumPy has no reason to compare them as floats."""
     if values.ndim != 1:
-        raise NotMeasurableError(f"labels of classes have one axis, and these have the shape {list(values.shape)}")
+        raise NotMeasurableError(
+            f"labels of classes have one axis, and these have the shape {list(values.shape)}: give one class for each "
+            "sample (of one-hot rows, labels.argmax(axis=1))"
+        )
     if values.dtype.kind == "S":
         try:
             return np.char.decode(values.astype(np.bytes_), "utf-8")

@@ -3,7 +3,7 @@
 In each round all participants are given some batches in common, which nobody can tell from the others, and their
 answers to these are kept. After the rounds each row of an answer is laid beside the original's: of a sample that was
 not changed, beside what the original answered when the candidate was proven; of a changed one, beside what it answered
-in the same round.
+in the same round. Where the original's answer depends on the rest of the batch, all are laid beside those of the round.
 
 A row is judged by the limits of the candidate's own gates, widened as `_LIMITS` says: a handful of rows is not the
 whole validation set, and a batch that is put together otherwise, or a sample that was changed a little, may be off a
@@ -33,6 +33,7 @@ from compile_stage.measure.tokens import compare_tokens
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
+    from compile_stage.measure.reference import Reference
 
 CHANGED_ROWS = 0.1
 """So many of the rows of changed samples may be off (but always one): beside a threshold of a tree, or where two
@@ -55,16 +56,25 @@ class Proof:
         waived: Participants with such gates.
         reference: Output name → `.npy` file: what the original answered for all validation samples, in order.
         digest: Of these files.
+        mixed: The original's answer to a sample depends on the rest of the batch, so that what it answered in another
+            one says nothing.
     """
 
     gates: Mapping[str, tuple[Gate, ...]]
     reference: Mapping[str, str]
     digest: str
     waived: tuple[str, ...] = ()
+    mixed: bool = False
+
+    @classmethod
+    def beside(cls, reference: Reference, candidates: Sequence[Candidate]) -> Proof:
+        """What the candidates that passed were proven by, beside what the original answered."""
+        proof = cls.of(candidates, reference.outputs, reference.digest)
+        return replace(proof, mixed=bool(reference.mixed_rows()))
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], reference: Mapping[str, str], digest: str) -> Proof:
-        """What the candidates that passed were proven by."""
+        """The same of an original whose rows are apart."""
         passed = [candidate for candidate in candidates if candidate.has_passed]
         return cls(
             gates={candidate.job.id: tuple(_proven_by(candidate)) for candidate in passed},
@@ -81,7 +91,8 @@ class Proof:
     def key(self) -> dict[str, Any]:
         """What of it decides a verdict, for cache keys."""
         gates = {name: [replace(gate, origin="") for gate in gates] for name, gates in self.gates.items()}
-        return {"gates": gates, "reference": self.digest, "waived": self.waived}
+        mixed = {"mixed": True} if self.mixed else {}  # measurements of all others stay in the cache
+        return {"gates": gates, "reference": self.digest, "waived": self.waived, **mixed}
 
 
 ANSWERED_OTHERWISE = "answered differently while it was timed"
@@ -124,7 +135,7 @@ class AnswerLog:
         try:
             for seed, turns in self.rounds:
                 if name in turns and baseline in turns:
-                    self._add(rows, seed, turns[name], turns[baseline])
+                    self._add(rows, seed, turns[name], turns[baseline], mixed=proof.mixed)
             furthest = math.inf if name in proof.waived else FURTHEST
             problem = rows.refuse(proof.gates[name], furthest) or self._refuse_first(name, baseline, proof, furthest)
         except _DifferentError as different:
@@ -142,11 +153,11 @@ class AnswerLog:
         problem = rows.refuse(proof.gates[name], furthest)
         return f"of the first token, {problem}" if problem else ""
 
-    def _add(self, rows: _Rows, seed: int, own: Turn, baseline: Turn) -> None:
+    def _add(self, rows: _Rows, seed: int, own: Turn, baseline: Turn, *, mixed: bool) -> None:
         for number, (answered, expected) in enumerate(zip(own.answers, baseline.answers, strict=False)):
             batch = checked_batch(self.count, self.batch_size, seed, number)
             kept = batch.rows[batch.order]
-            rows.add(open_outputs(answered), open_outputs(expected), kept if batch.plain else None)
+            rows.add(open_outputs(answered), open_outputs(expected), kept if batch.plain and not mixed else None)
 
 
 def _proven_by(candidate: Candidate) -> Iterator[Gate]:

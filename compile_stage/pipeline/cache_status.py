@@ -74,7 +74,7 @@ def _status_of_target(
         candidate = Candidate(job=job, artifact=artifact)
         candidates.append(judge_tolerances(candidate, validated.verdict.checks, plan.policy.waivers, reader.today))
     if candidates:
-        proof = Proof.of(candidates, inputs.reference.outputs, inputs.reference.digest)
+        proof = Proof.beside(inputs.reference, candidates)
         with contextlib.suppress(_NotCachedError):
             seconds = plan.policy.budget.measure_seconds
             request = CandidatesRequest(samples=inputs.validation, proof=proof, seconds=seconds)

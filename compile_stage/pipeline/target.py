@@ -148,7 +148,7 @@ class _Competition:
         target, policy, run_policy = self.target, self.target.policy, self.target.run_policy
         self._enter(candidates)
         inputs = target.inputs
-        proof = Proof.of(self.entered, inputs.reference.outputs, inputs.reference.digest)
+        proof = Proof.beside(inputs.reference, self.entered)
         entering = [c for c in self.entered if c.has_passed and c.job.id not in self.failed]
         measuring = target.time.for_measuring(entering)
         out = {c.job.id: c for c in measuring.late} | self.failed
@@ -167,7 +167,11 @@ class _Competition:
         )
         reference, seed = inputs.reference, run_policy.data.seed
         original = Answers(
-            outputs=dict(reference.outputs), digest=reference.digest, samples=inputs.validation, seed=seed
+            outputs=dict(reference.outputs),
+            digest=reference.digest,
+            samples=inputs.validation,
+            seed=seed,
+            mixed_batch=reference.batch_size if reference.mixed_rows() else None,
         )
         judged, selection = select_soaked(target.context, judged, policy, original, run_policy.budget)
         return TargetResult(

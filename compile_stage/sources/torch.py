@@ -180,7 +180,8 @@ def refuse_program(program: ExportedProgram) -> str | None:
         if training is True:
             return (
                 f"it was logged in training mode ({schema.name.removeprefix('aten::')} is live), so two calls differ: "
-                "call model.eval() before logging it"
+                "call model.eval() before logging it; where its forward says training=True itself, have it say "
+                "training=self.training"
             )
         if training is None and _is_random(node.target, values):
             return f"it draws random numbers ({schema.name.removeprefix('aten::')}), so nothing can be compared with it"

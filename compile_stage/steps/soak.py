@@ -33,6 +33,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
     # A limit that a waiver lifted says nothing of these answers either.
     held = that_held(job.gates, verdict.checks)
     gates = elementwise_gates(held, has_labels=original.samples.has_labels, few_rows=True)
+    batch_size = original.mixed_batch or job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
         "backend": job.backend,
@@ -40,7 +41,8 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
         "samples": original.samples.digest,
         "reference": original.digest,
         "gates": [replace(gate, origin="") for gate in gates],
-        "batch_size": job.target.batch_sizes[0],
+        "batch_size": batch_size,
+        "in_order": original.mixed_batch is not None,
         "threads": job.target.threads,
         "seconds": budget.soak_seconds,
         "hardware": context.hardware,
@@ -57,15 +59,16 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
             recorded = worker.call(
                 "soak",
                 samples=original.samples,
-                batch_size=job.target.batch_sizes[0],
+                batch_size=batch_size,
                 seconds=budget.soak_seconds,
                 seed=original.seed,
                 into=folder,
+                in_order=original.mixed_batch is not None,
             )
             return judge_soak(gates, recorded, open_outputs(original.outputs), original.seed, budget.soak_seconds)
 
     try:
-        check: Check = revive(Check, context.cached("soak/2", job.id, key, make).value)
+        check: Check = revive(Check, context.cached("soak/3", job.id, key, make).value)
     except WorkerError as error:
         return candidate.failed(Failure(kind=error.kind, step="soak", problem=error.problem, detail=error.detail))
     except (SourceError, UsageError) as error:

@@ -121,15 +121,22 @@ def validate(context: Context, worker: Worker, job: Job, artifact: Artifact, val
 
 
 def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tuple[Check, ...]:
-    """Where the original does not repeat its own answers, each gate that failed says so: it blames the artifact for
-    what the original does."""
+    """Where the original does not repeat its own answers, or gives others in another batch, each gate that failed says
+    so: it blames the artifact for what the original does."""
     from compile_stage.measure.behaviour import not_repeated
     from compile_stage.measure.structure import STRUCTURE
 
-    beyond = validation.reference.beyond
-    if beyond is None or not (what := not_repeated(beyond.answers)):
+    beyond, note = validation.reference.beyond, ""
+    if beyond is not None and (what := not_repeated(beyond.answers)):
+        note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
+    elif what := validation.reference.mixed_rows():
+        note = (
+            f"the original's own answer to a sample depends on the rest of the batch ({what}), and it answered in "
+            f"batches of {validation.reference.batch_size}: name the one batch size that it is served with as "
+            "batch_sizes, or log a model without that"
+        )
+    if not note:
         return checks
-    note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
     return tuple(
         replace(check, reason=f"{check.reason}; {note}")
         if check.outcome is Outcome.FAIL and check.gate.metric not in STRUCTURE

@@ -186,6 +186,30 @@ def test_an_original_that_does_not_repeat_its_answers_is_named(
         assert (says in candidate.reason) is by_chance, candidate.reason
 
 
+@pytest.mark.parametrize("sizes", [[4], [1, 4]])
+def test_an_original_whose_rows_depend_on_each_other(
+    sizes: list[int], small_model: Path, write_policy: Write, tmp_path: Path
+) -> None:
+    """Broken: an exact artifact of such a model is refused as one that lies while it is timed or soaked, and at other
+    batch sizes nobody is told that it is the model."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    graph = onnx.load(small_model / "model.onnx")
+    last = next(node for node in graph.graph.node if node.output[0] == "y")
+    last.output[0] = "y_before"
+    graph.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "rows"))
+    graph.graph.node.append(helper.make_node("ReduceMean", ["y_before", "rows"], ["centre"]))
+    graph.graph.node.append(helper.make_node("Sub", ["y_before", "centre"], ["y"]))
+    onnx.save(graph, small_model / "model.onnx")
+    policy = write_policy(f"backends: [onnxruntime], precisions: [fp32], batch_sizes: {sizes}", FAST)
+    candidate = only(run(small_model, policy, tmp_path / "out"), "onnxruntime")
+    if len(sizes) == 1:
+        assert candidate.has_passed, candidate.reason
+    else:
+        assert "the original's own answer to a sample depends on the rest of the batch" in (candidate.reason or "")
+
+
 def test_an_original_that_fails_is_a_refused_source_with_a_report(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:

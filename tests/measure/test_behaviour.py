@@ -12,7 +12,7 @@ import pytest
 
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.measure.behaviour import calls_to_compare, judge_calls, make_calls, parts_of
+from compile_stage.measure.behaviour import calls_to_compare, judge_calls, make_calls, mixed_rows, parts_of
 from compile_stage.measure.gates import that_held
 from compile_stage.measure.samples import Samples
 from compile_stage.measure.tolerance import elementwise_gates
@@ -102,6 +102,22 @@ def failures(own: Model, original: Model, tmp_path: Path) -> dict[str, str]:
     checks = judge_calls(GATES, calls, *made, 0)
     assert len({check.gate.metric for check in checks}) == len(checks)
     return {check.gate.metric: check.reason for check in checks if check.outcome is not Outcome.PASS}
+
+
+@pytest.mark.parametrize(
+    ("fault", "sizes", "depends"), [(of_the_batch, (1, 8), True), (of_the_batch, (2,), True), (None, (1, 8), False)]
+)
+def test_rows_that_depend_on_each_other_are_seen_in_the_original(
+    fault: Any, sizes: tuple[int, ...], depends: bool, tmp_path: Path
+) -> None:
+    """Broken: artifacts of such a model fail as if they were wrong, and nobody looks at the model."""
+    model = Model(fault) if fault else Model()
+    calls = calls_to_compare(SAMPLES.count, sizes, 0)
+    answers = make_calls(model, SAMPLES, calls, tmp_path)
+    size = max(sizes)
+    whole = [model.run({"x": SAMPLES.inputs["x"][at : at + size]})["y"] for at in range(0, SAMPLES.count, size)]
+    found = mixed_rows(calls, answers, {"y": np.concatenate(whole)})
+    assert found.startswith("output 'y' in a batch of ") is depends, found
 
 
 @pytest.mark.parametrize(("wrong", "fails"), [(0, False), (1, False), (3, True)])

@@ -283,7 +283,7 @@ ONES = np.ones((4, 3), np.float32)
         ({"features": ONES.astype(np.float64) * 1e300}, "holds 1e\\+300, which float32 can't"),
         ({"features": ONES.astype(np.int64) * (2**24 + 1)}, "16777217"),
         ({"features": np.array([[None] * 3])}, "Python objects"),
-        ({"features": ONES, "y": ONES[:2, 0]}, "differ in length"),
+        ({"features": ONES, "y": ONES[:2, 0]}, "the inputs have 4 rows, the labels 'y' have 2"),
         ({"features": ONES, "z": ONES[:, 0]}, "no labels 'y'.*'z'"),
         ({"features": ONES, "y": np.array([1, np.nan, 2, np.nan])}, "2 of the 4 labels are missing"),
     ],

@@ -70,6 +70,17 @@ def test_answers_that_no_gate_can_judge_are_held_against_the_original_together(
     assert check.outcome is outcome, check.reason
 
 
+def test_rows_that_depend_on_their_batch_are_called_in_the_batches_that_the_original_had(tmp_path: Path) -> None:
+    """Broken: an exact artifact of such a model fails, since other batches have other answers."""
+    samples = Samples(40, {"x": INPUTS}, None)
+    recorded = run_soak(Model(), samples, 2, 0.5, 0, tmp_path, in_order=True)
+    rows = [tuple(answer["rows"]) for answer in recorded["kept"]]
+    assert len(set(rows)) > 5
+    assert all(second == first + 1 and first % 2 == 0 for first, second in rows)
+    few = run_soak(Model(), Samples(1, {"x": INPUTS[:1]}, None), 2, 0.1, 0, tmp_path, in_order=True)
+    assert {tuple(answer["rows"]) for answer in few["kept"]} == {(0, 0)}
+
+
 @pytest.mark.parametrize(
     "factor",
     [lambda call: 1.0 if call <= 1000 else 0.5, lambda call: 1 + call * 1e-5],

@@ -483,6 +483,7 @@ def test_a_model_frozen_in_training_mode_is_refused(tmp_path: Path, model: Any) 
     assert reason is not None
     assert "training mode" in reason
     assert "model.eval()" in reason
+    assert "training=self.training" in reason  # of what eval() does not turn off
 
 
 def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:

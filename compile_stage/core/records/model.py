@@ -92,12 +92,15 @@ class Answers:
 
     Attributes:
         outputs: Output name → `.npy` file, axis 0 being the sample.
+        mixed_batch: Where its answer to a sample depends on the rest of the batch: it was given the samples in order,
+            in batches of so many. None where it does not.
     """
 
     outputs: dict[str, str]
     digest: str
     samples: SampleSet
     seed: int
+    mixed_batch: int | None = None
 
 
 @record
