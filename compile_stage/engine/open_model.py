@@ -106,9 +106,7 @@ def find_refused_missing(samples: Any, batch_size: int) -> list[dict[str, Any]]:
     return find_refused(open_session(), open_samples(revive(SampleSet, samples)), batch_size)
 
 
-def soak(
-    samples: Any, batch_size: int, seconds: float, seed: int, into: str, in_order: bool = False
-) -> dict[str, Any]:
+def soak(samples: Any, batch_size: int, seconds: float, seed: int, into: str, in_order: bool = False) -> dict[str, Any]:
     """Call the open model for about `seconds`; some of the answers are kept below `into` (`measure.soak`)."""
     from compile_stage.measure.samples import open_samples
     from compile_stage.measure.soak import run_soak

@@ -266,9 +266,7 @@ def _in_parts(held: Sequence[int], wrong: Sequence[str], refused: Sequence[str],
     return _check(LARGER, [], f"the published model refuses batch sizes that were not proven: run in parts, {why}")
 
 
-def mixed_rows(
-    calls: Sequence[Mapping[str, Any]], answers: Mapping[str, Any], outputs: Mapping[str, Array]
-) -> str:
+def mixed_rows(calls: Sequence[Mapping[str, Any]], answers: Mapping[str, Any], outputs: Mapping[str, Array]) -> str:
     """Which output of a model depends on the rest of the batch, such as `output 'y' in a batch of 6 differs by 0.9 of
     its size`; empty where none does beyond rounding (`MIXED_LIMIT`).
 

@@ -9,6 +9,8 @@ from compile_stage.core.context import Context
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Answers, Candidate, Job, Plan, Refusal, SampleSet, TargetPolicy, TargetResult
 from compile_stage.core.sample_sizes import confidence_notes
+from compile_stage.measure.constant_answers import constant_notes
+from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
@@ -78,6 +80,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
     notes += copies_notes(inputs.validation, inputs.reference)
     notes += rounding_notes(inputs.reference)
+    notes += constant_notes(jobs, open_outputs(inputs.reference.outputs))
     target = TargetRun(context, plan, policy, inputs)
     of_samples: list[str] = []
 

@@ -3,6 +3,7 @@ that change nothing: no mistakes, so warnings of `lint`, and first lines of ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import date
 
@@ -10,7 +11,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import gate_name, named_backends
 from compile_stage.policy.locks import words_of
-from compile_stage.policy.metrics import METRICS
+from compile_stage.policy.metrics import CUSTOM, METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
 
 FEW_SAMPLES = 8
@@ -22,7 +23,9 @@ _LARGEST_FACTOR = 100.0
 """So many times what the shipped limits of int8 grant, a cosine of 0.99, is all that there is: a cosine of 0."""
 
 _LARGEST_SLOWDOWN = 10.0
-"""Nobody who asks for a limit on the latency means a model that is so many times as slow."""
+"""Nobody who asks for a limit on the latency, or on a speedup, means a model that is so many times as slow."""
+
+_TERABYTE_MB = 1e6
 
 _HUGE = 1e30  # no unit of measurement makes a distance of it
 _AT_LEAST: dict[str, tuple[float, str]] = {
@@ -78,6 +81,7 @@ def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
     bases: list[Path] = [("targets", name) for name, _ in tree.items("targets")]
     for base in bases or [()]:
         yield from _slowdown(tree, (*base, "promote", "max_slowdown"))
+        yield from _performance(tree, (*base, "performance"))
         for precision, _ in tree.items(*base, "tolerances"):
             yield from _weak(tree, (*base, "tolerances", precision))
             for output, _ in tree.items(*base, "tolerances", precision, "outputs"):
@@ -91,6 +95,36 @@ def _slowdown(tree: Node, path: Path) -> Iterator[Problem]:
         wrong = f"a version that is {node.text} times as slow would still take the alias"
         allowed = f"a number < {_LARGEST_SLOWDOWN:g}; 1.1 is 10 % slower"
         yield Problem(node.place, show_path(path), wrong, allowed, code=Code.LIMIT_NEVER_FAILS)
+
+
+def _performance(tree: Node, path: Path) -> Iterator[Problem]:
+    """Limits that all hold that can be measured: no call takes longer than `budget.job_minutes`."""
+    minutes = tree.get("budget", "job_minutes")
+    longest_ms = ((_number(minutes) if minutes is not None else None) or math.inf) * 60e3
+    ended = f"a call that takes {longest_ms / 1e3:g} s is ended (budget.job_minutes)"
+    at_most = {
+        "p95_latency_ms": (longest_ms, ended),
+        "ttft_p95_ms": (longest_ms, ended),
+        "tpot_p95_ms": (longest_ms, ended),
+        "max_size_mb": (_TERABYTE_MB, "no artifact has a terabyte"),
+        "max_memory_mb": (_TERABYTE_MB, "no process takes a terabyte"),
+    }
+    slowest = 1 / _LARGEST_SLOWDOWN
+    at_least = {
+        "min_speedup": (slowest, f"what is {_LARGEST_SLOWDOWN:g} times as slow as the original holds it too"),
+        "min_tokens_per_s": (1e3 / longest_ms, ended),
+    }
+    for gate, node in tree.items(*path):
+        value = _number(node)
+        if value is None or node.place.is_shipped:
+            continue
+        most, least = at_most.get(gate), at_least.get(gate)
+        found = [(most[1], f"a number < {most[0]:g}")] if most is not None and value >= most[0] else []
+        found += [(least[1], f"a number > {least[0]:g}")] if least is not None and value <= least[0] else []
+        for why, wanted in found:
+            wrong = f"{gate} can't fail with this limit: {why}"
+            wanted += "; null says that there is no limit"
+            yield Problem(node.place, show_path((*path, gate)), wrong, wanted, code=Code.LIMIT_NEVER_FAILS)
 
 
 def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
@@ -176,6 +210,10 @@ def _reasons(metric: str, node: Node) -> Iterator[tuple[Node, str, str]]:
     value = _number(limit) if limit is not None else None
     if limit is None or value is None:
         return
+    if metric.startswith(CUSTOM) and abs(value) >= _HUGE:
+        direction = node.get("direction")
+        if direction is not None and (direction.value == "at_most") is (value > 0):
+            yield limit, "no metric is that far off", f"a number of less than {_HUGE:g}"
     if metric in _AT_LEAST and value <= _AT_LEAST[metric][0]:
         yield limit, _AT_LEAST[metric][1], f"a number > {_AT_LEAST[metric][0]:g}"
     if metric in _AT_MOST and value >= _AT_MOST[metric][0]:

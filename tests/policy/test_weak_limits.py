@@ -43,6 +43,44 @@ def test_a_limit_that_cannot_fail_is_a_warning(write, limit: str, column: int, w
     assert one(path).startswith(f"p.yaml:5:{column}: targets.t.tolerances.int8.{metric}: {why}")
 
 
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("min_speedup: 0.001", "what is 10 times as slow as the original holds it too; a number > 0.1; null says"),
+        ("p95_latency_ms: 1.0e+9", "a call that takes 900 s is ended (budget.job_minutes); a number < 900000; null"),
+        ("ttft_p95_ms: 1.0e+6", "a call that takes 900 s is ended (budget.job_minutes)"),
+        ("tpot_p95_ms: 1.0e+6", "a call that takes 900 s is ended (budget.job_minutes)"),
+        ("min_tokens_per_s: 1.0e-9", "a call that takes 900 s is ended (budget.job_minutes); a number > 0.0011"),
+        ("max_memory_mb: 1.0e+6", "no process takes a terabyte; a number < 1e+06"),
+        ("max_size_mb: 1.0e+9", "no artifact has a terabyte; a number < 1e+06"),
+    ],
+)
+def test_a_gate_on_speed_or_size_that_cannot_fail_is_a_warning(write, limit: str, why: str) -> None:
+    """Broken: a gate that any artifact holds stands in the policy, and a green run says that it held."""
+    metric = limit.partition(":")[0]
+    path = write(f"{TARGET}performance: {{{limit}}}")
+    assert lint([path]) == []
+    assert one(path).startswith("p.yaml:5:")
+    assert f"targets.t.performance.{metric}: {metric} can't fail with this limit: {why}" in one(path)
+    of_target = write(f"targets: {{t: {{performance: {{{limit}}}}}, u: {{}}}}\n")
+    assert f"targets.t.performance.{metric}: {metric} can't fail" in one(of_target)
+    assert not warnings(write(f"{TARGET}performance: {{{metric}: null}}"), today=TODAY)
+
+
+def test_how_long_a_call_may_take_decides_which_gate_cannot_fail(write) -> None:
+    """Broken: a limit of 1000 s is called weak where a call may take an hour."""
+    path = write(f"{TARGET}budget: {{job_minutes: 60}}\nperformance: {{p95_latency_ms: 1.0e+6}}")
+    assert not warnings(path, today=TODAY)
+
+
+@pytest.mark.parametrize(("limit", "direction", "count"), [("1.0e+30", "at_most", 1), ("-1.0e+30", "at_most", 0),
+                                                           ("-1.0e+30", "at_least", 1), ("5", "at_most", 0)])  # fmt: skip
+def test_an_own_metric_that_cannot_fail_is_a_warning(write, limit: str, direction: str, count: int) -> None:
+    """Broken: an own metric's limit may be anything."""
+    path = write(f"{TARGET}tolerances: {{fp32: {{'python:a.b:c': {{limit: {limit}, direction: {direction}}}}}}}")
+    assert len(warnings(path, today=TODAY)) == count
+
+
 def test_a_task_metric_that_may_lose_half_is_a_warning(write) -> None:
     """Broken: an accuracy that may fall to a guess would look like a gate."""
     path = write(TARGET + "data: {validation: {labels: y}}\ntolerances: {int8: {accuracy: 0.9}}")
