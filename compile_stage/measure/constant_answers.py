@@ -1,7 +1,7 @@
 """Limits that one and the same answer to all samples would hold: they prove nothing of an output.
 
-`policy.weak_limits` warns of numbers that hold whatever is answered. Whether `max_abs: 1000` is one of them depends on what
-the original answers.
+`policy.weak_limits` warns of numbers that hold whatever is answered. Whether `max_abs: 1000` is one of them depends on
+what the original answers.
 """
 
 from __future__ import annotations

@@ -73,8 +73,10 @@ def test_how_long_a_call_may_take_decides_which_gate_cannot_fail(write) -> None:
     assert not warnings(path, today=TODAY)
 
 
-@pytest.mark.parametrize(("limit", "direction", "count"), [("1.0e+30", "at_most", 1), ("-1.0e+30", "at_most", 0),
-                                                           ("-1.0e+30", "at_least", 1), ("5", "at_most", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limit", "direction", "count"),
+    [("1.0e+30", "at_most", 1), ("-1.0e+30", "at_most", 0), ("-1.0e+30", "at_least", 1), ("5", "at_most", 0)],
+)
 def test_an_own_metric_that_cannot_fail_is_a_warning(write, limit: str, direction: str, count: int) -> None:
     """Broken: an own metric's limit may be anything."""
     path = write(f"{TARGET}tolerances: {{fp32: {{'python:a.b:c': {{limit: {limit}, direction: {direction}}}}}}}")
