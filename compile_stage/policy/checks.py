@@ -112,18 +112,33 @@ def _relative_to(node: Node) -> str:
 def _data_file(tree: Node, path: Path) -> Iterator[Problem]:
     node = tree.get(*path)
     file = data_file(node) if node is not None else None
-    if node is not None and file is not None and not FilePath(file).is_file():
-        wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
+    if node is not None and file is not None and (wrong := _no_file(file)):
         yield Problem(node.place, show_path(path), wrong, _relative_to(node), code=Code.DATA_FILE)
+
+
+def _no_file(file: str) -> str:
+    """Why a path is no file; empty where it is one."""
+    try:
+        if FilePath(file).is_file():
+            return ""
+        return f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
+    except OSError as error:  # the path is too long, or its folder may not be entered
+        return f"there is no file {file} that can be read: {error.strerror}"
 
 
 def _trusted_keys(tree: Node) -> Iterator[Problem]:
     for index, node in enumerate(tree.elements("compliance", "trusted_keys")):
-        file = located(node)
-        if isinstance(node.value, str) and not FilePath(file).is_file():
-            wrong = f"{file} is a folder" if FilePath(file).is_dir() else f"there is no file {file}"
+        if not isinstance(node.value, str):
+            continue
+        if "\0" in node.value:
+            wrong, allowed = f"{node.value!r} is not a file name", ""
+        elif "-----BEGIN " in node.value:
+            wrong, allowed = "this is the text of a key", "write it into a file, and name that file"
+        else:
+            wrong, allowed = _no_file(located(node)), _relative_to(node)
+        if wrong:
             shown = show_path(("compliance", "trusted_keys", index))
-            yield Problem(node.place, shown, wrong, _relative_to(node), code=Code.DATA_FILE)
+            yield Problem(node.place, shown, wrong, allowed, code=Code.DATA_FILE)
 
 
 def _python(tree: Node) -> Iterator[Problem]:

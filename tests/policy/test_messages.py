@@ -560,6 +560,25 @@ def test_a_file_of_set_is_relative_to_the_current_folder(write, tmp_path, monkey
     assert said(policy, f"{path}={name}") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("compliance: {trusted_keys: [%s]}" % ("k" * 300), "trusted_keys[0]: there is no file /"),
+        ("data: {validation: {source: 'file:%s.npz'}}" % ("k" * 300), "source: there is no file /"),
+        ('compliance: {trusted_keys: ["a\\0b"]}', "trusted_keys[0]: 'a\\x00b' is not a file name"),
+        (
+            'compliance: {trusted_keys: ["-----BEGIN PUBLIC KEY-----\\nMCowBQYDK2VwAyEA"]}',
+            "trusted_keys[0]: this is the text of a key; write it into a file, and name that file",
+        ),
+    ],
+)
+def test_what_can_be_no_path_is_a_mistake_with_its_place(write, text: str, says: str) -> None:
+    """Broken: a key that was pasted in place of its file's name ends as a full disk, or as a bug of ours."""
+    (problem,) = said(write(TARGET + text))
+    assert problem.startswith("p.yaml:5:")
+    assert says in problem
+
+
 def test_a_null_that_is_written_out_takes_a_limit_away(write) -> None:
     """Broken: the advice on an empty value can't be followed."""
     text = "targets: {t: {}}\nperformance: {min_speedup: null}\ntolerances: {int8: {cosine: ~}, fp16: Null}\n"
