@@ -104,6 +104,8 @@ def _located(node: Node, name: str) -> str:
 
 def _relative_to(node: Node) -> str:
     """What a file name is relative to, for people: see `located`."""
+    if re.search(r"(\A|:)~|\$", str(node.value)):
+        return "`~` and variables such as `$HOME` stand for themselves here: write the path out"
     if not node.place.line:
         return "in --set, a path is relative to the current folder"
     return "a path is relative to the policy file that names it"

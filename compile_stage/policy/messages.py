@@ -34,9 +34,10 @@ _SCIENTIFIC = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?)(\d+)\Z")
 _UNITS = {
     "s": "seconds", "sec": "seconds", "secs": "seconds", "second": "seconds", "seconds": "seconds",
     "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "millis": "milliseconds",
-    "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "h": "hours", "hours": "hours",
+    "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "m": "minutes", "h": "hours",
+    "hr": "hours", "hour": "hours", "hours": "hours",
     "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes",
-    "gib": "gibibytes", "db": "decibels", "percent": "per cent", "pct": "per cent",
+    "gib": "gibibytes", "g": "gigabytes", "gi": "gibibytes", "db": "decibels", "percent": "per cent", "pct": "per cent",
 }  # fmt: skip
 _SIZES = {
     "microseconds": ("time", 1e-6), "milliseconds": ("time", 1e-3), "seconds": ("time", 1.0), "minutes": ("time", 60.0),

@@ -113,6 +113,14 @@ IN_A_FILE = {
         TARGET + "performance: {p95_latency_ms: 20ms}",
         "p.yaml:5:31: performance.p95_latency_ms: `20ms` is text: the unit stands in the key's name; write 20",
     ),
+    "minutes by one letter": (
+        TARGET + "budget: {minutes: 10m}",
+        "p.yaml:5:19: budget.minutes: `10m` is text: the unit stands in the key's name; write 10",
+    ),
+    "memory as Kubernetes has it": (
+        TARGET + "budget: {job_memory_mb: 12G}",
+        "p.yaml:5:25: budget.job_memory_mb: `12G` is text: the unit stands in the key's name; write 12000",
+    ),
     "another unit than the key's": (
         TARGET + "budget: {minutes: 90s}",
         "p.yaml:5:19: budget.minutes: `90s` is text: the unit stands in the key's name; write 1.5",
@@ -577,6 +585,13 @@ def test_what_can_be_no_path_is_a_mistake_with_its_place(write, text: str, says:
     (problem,) = said(write(TARGET + text))
     assert problem.startswith("p.yaml:5:")
     assert says in problem
+
+
+@pytest.mark.parametrize("name", ["file:~/x.npz", "file:${HOME}/x.npz"])
+def test_a_path_with_a_variable_is_told_that_it_is_not_replaced(write, name: str) -> None:
+    """Broken: the file is there, and the advice is about what the path is relative to."""
+    (problem,) = said(write(f"{TARGET}data: {{validation: {{source: '{name}'}}}}"))
+    assert problem.endswith("`~` and variables such as `$HOME` stand for themselves here: write the path out")
 
 
 def test_a_null_that_is_written_out_takes_a_limit_away(write) -> None:
