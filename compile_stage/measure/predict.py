@@ -16,6 +16,8 @@ from compile_stage.measure.samples import Samples, tensor_files
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
+_MAPPED_BYTES = 1_000_000  # of a file of outputs; smaller ones are read whole
+
 
 def predict(session: Session, samples: Samples, batch_size: int, into: Path) -> dict[str, str]:
     """The outputs for all samples.
@@ -98,7 +100,7 @@ def try_predict(
 
 
 def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:
-    """Outputs as `predict` wrote them, memory-mapped.
+    """Outputs as `predict` wrote them, read-only; large ones are memory-mapped.
 
     Args:
         files: Output name → `.npy` file, as `predict` returns it; or the folder, for outputs whose names are file
@@ -107,9 +109,20 @@ def open_outputs(files: Mapping[str, str] | Path) -> dict[str, Array]:
     if isinstance(files, Path):
         files = {path.stem: str(path) for path in sorted(files.glob("*.npy"))}
     try:
-        return {name: np.load(path, mmap_mode="r", allow_pickle=False) for name, path in files.items()}
+        return {name: _open_array(path) for name, path in files.items()}
     except (OSError, ValueError) as error:
         raise IntegrityError(f"the model's outputs can't be read back: {error}") from error
+
+
+def _open_array(path: str) -> Array:
+    """A mapped file stays open as long as its array lives, and a process may often have 1,024 open: the answers that
+    are kept of a model with 30 outputs are more."""
+    if Path(path).stat().st_size > _MAPPED_BYTES:
+        mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return mapped
+    array: Array = np.load(path, allow_pickle=False)
+    array.flags.writeable = False
+    return array
 
 
 def _batches(samples: Samples, size: int) -> Iterator[tuple[int, Batch, int]]:

@@ -114,3 +114,19 @@ def test_outputs_of_a_folder_and_lost_files(tmp_path: Path) -> None:
     Path(written["y"]).write_bytes(b"cut")
     with pytest.raises(IntegrityError):
         open_outputs(written)
+
+
+def test_many_small_outputs_are_open_at_once_and_a_large_one_is_not_read(tmp_path: Path) -> None:
+    """Broken: a model with 30 outputs ends with "Too many open files", or one of large outputs fills the memory."""
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("what is open is read from /proc")
+    files = {str(number): str(tmp_path / f"{number}.npy") for number in range(50)}
+    for file in files.values():
+        np.save(file, X)
+    np.save(tmp_path / "large.npy", np.zeros(300_000))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    opened = open_outputs({**files, "large": str(tmp_path / "large.npy")})
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    assert isinstance(opened["large"], np.memmap)
+    assert np.array_equal(opened["7"], X)
+    assert not opened["7"].flags.writeable
