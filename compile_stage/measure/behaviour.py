@@ -111,8 +111,8 @@ def make_calls(session: Session, samples: Samples, calls: Sequence[Mapping[str, 
     return {
         "answers": answers,
         "refusals": refusals,
-        "repeated": _all_apart(one, other),
-        "other_thread": {"repeated": _all_apart(one, elsewhere), "refusal": refusal},
+        "repeated": all_apart(one, other),
+        "other_thread": {"repeated": all_apart(one, elsewhere), "refusal": refusal},
         "changed_inputs": sorted(made.changed_inputs),
         "changed_answers": sorted(made.changed_answers),
     }
@@ -175,7 +175,8 @@ def _equal(one: Array, other: Array) -> bool:
     return bool(equal.all())
 
 
-def _all_apart(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, float]:
+def all_apart(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, float]:
+    """How far two answers to the same call are apart, by output (`REPEAT_LIMIT`)."""
     return {name: _apart(one[name], other[name]) for name in one.keys() & other.keys()}
 
 

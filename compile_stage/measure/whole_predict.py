@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.records import Check, Gate, Outcome
+from compile_stage.measure.behaviour import all_apart, not_repeated
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
 from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.stats import F64, bootstrap, median
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
 PREDICT = "predict"
+_REPEATED = 8  # batches that the original's predict() is asked twice
 SPEEDUP = "predict_speedup"
 
 Predict = Callable[[Mapping[str, "Array"], Callable[["Batch"], "Batch"] | None], Any]
@@ -38,14 +40,18 @@ def predict_both(
 
     Returns:
         `original`, `compiled`: name → `.npy` file below `into`; `seconds`: `[rounds]` pairs (original, compiled);
-        `rows`: of a timed call.
+        `rows`: of a timed call; `repeated`: how far the original's answers to the first batches are from those that it
+        gave before (`measure.behaviour`).
     """
     count = len(next(iter(columns.values())))
     parts = [np.arange(start, start + batch_size) % count for start in range(0, count, batch_size)]
-    answers = {
-        kind: _written([predict(_rows(columns, part), artifact) for part in parts], count, into / kind)
+    given = {
+        kind: [_arrays(predict(_rows(columns, part), artifact)) for part in parts]
         for kind, artifact in (("original", None), ("compiled", run))
     }
+    again = [_arrays(predict(_rows(columns, part), None)) for part in parts[:_REPEATED]]
+    repeated = all_apart(_joined(given["original"][: len(again)]), _joined(again))
+    answers = {kind: _written(_joined(found), count, into / kind) for kind, found in given.items()}
     seconds = []
     for number in range(rounds):
         batch = _rows(columns, parts[number % len(parts)])
@@ -57,16 +63,23 @@ def predict_both(
             predict(batch, artifact)
             pair[kind] = time.perf_counter() - began
         seconds.append([pair["original"], pair["compiled"]])
-    return {**answers, "seconds": seconds, "rows": batch_size}
+    return {**answers, "seconds": seconds, "rows": batch_size, "repeated": repeated}
 
 
 def judge_predict(gates: Sequence[Gate], answers: Mapping[str, Any], seed: int) -> list[Check]:
     """The gates on what predict() answers, those of all outputs: `agreement` looks at labels and texts, the others at
-    numbers. A gate that is left out because it names an output of the network does not apply here."""
+    numbers. A gate that is left out because it names an output of the network does not apply here. Where the original's
+    predict() does not repeat its own answers, each gate that failed says so."""
     own, original = open_outputs(answers["compiled"]), open_outputs(answers["original"])
     general = [gate for gate in elementwise_gates(gates, has_labels=True, few_rows=False) if gate.output is None]
     checks = check_outputs(general, own, original, SINGLE_CALL, batch_size=0, seed=seed)
     judged = [replace(check, batch_size=None, reason=f"predict(): {check.reason}") for check in checks]
+    if by_chance := not_repeated(answers):
+        note = f"the original's own predict() does not repeat its answers ({by_chance}): log one without chance in it"
+        judged = [
+            replace(check, reason=f"{check.reason}; {note}") if check.outcome is Outcome.FAIL else check
+            for check in judged
+        ]
     return [*judged, _speedup(answers["seconds"], answers["rows"], seed)]
 
 
@@ -97,14 +110,17 @@ def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Array]:
     return {name: values[rows] for name, values in columns.items()}
 
 
-def _written(answers: Sequence[Any], count: int, into: Path) -> dict[str, str]:
+def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _written(answers: Mapping[str, Array], count: int, into: Path) -> dict[str, str]:
     """Each column of the answers as a `.npy` file; the copies that filled the last batch are dropped."""
-    parts = [_arrays(answer) for answer in answers]
     into.mkdir(parents=True, exist_ok=True)
     files = {}
-    for number, name in enumerate(parts[0]):
+    for number, (name, rows) in enumerate(answers.items()):
         files[name] = str(into / f"{number}.npy")
-        np.save(files[name], np.concatenate([part[name] for part in parts])[:count], allow_pickle=False)
+        np.save(files[name], rows[:count], allow_pickle=False)
     return files
 
 

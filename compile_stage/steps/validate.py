@@ -31,7 +31,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.beyond import check_calls, check_other_samples, not_looked_at
 from compile_stage.measure.reference import Reference
 
-_STEP = "validate/20"
+_STEP = "validate/21"
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
 
