@@ -130,10 +130,11 @@ def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tupl
     if beyond is not None and (what := not_repeated(beyond.answers)):
         note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
     elif what := validation.reference.mixed_rows():
+        size = validation.reference.batch_size
         note = (
             f"the original's own answer to a sample depends on the rest of the batch ({what}), and it answered in "
-            f"batches of {validation.reference.batch_size}: name the one batch size that it is served with as "
-            "batch_sizes, or log a model without that"
+            f"batches of {size}: say batch_sizes: [{size}] alone (smaller batches are then compared call by call), or "
+            "log a model without that"
         )
     if not note:
         return checks
