@@ -122,6 +122,8 @@ class Display:
         self._say(f"{source.uri} ({source.flavor}) · policy {policy.name}", style="bold")
         refused = f", {len(plan.refused)} refused" if plan.refused else ""
         self._say(f"{numbers.count(len(plan.jobs), 'job')}{refused}")
+        for warning in () if brief else policy.warnings:  # a run says them beside its verdict
+            self._say(f"warning: {warning}", style="yellow")
         for target_policy in policy.targets:
             target = target_policy.target
             batches = ", ".join(map(str, target.batch_sizes))

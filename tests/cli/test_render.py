@@ -303,3 +303,15 @@ def test_policy_values_are_readable_on_a_narrow_terminal() -> None:
         assert len(shown.splitlines()) == lines
         assert "0.99" in shown
         assert "p.yaml:12, locked by b.yaml:3" in shown
+
+
+def test_a_plan_says_what_the_policy_is_warned_of(result: RunResult) -> None:
+    """Broken: who plans a run learns only after it that a gate of the policy can't fail."""
+    warned = dataclasses.replace(
+        result, policy=dataclasses.replace(result.policy, warnings=("p.yaml:5:1: min_speedup can't fail",))
+    )
+    full, brief = io.StringIO(), io.StringIO()
+    Display(full, width=100).show_plan(plan_of(warned))
+    Display(brief, width=100).show_plan(plan_of(warned), brief=True)
+    assert "warning: p.yaml:5:1: min_speedup can't fail" in full.getvalue()
+    assert "warning" not in brief.getvalue()
