@@ -19,6 +19,7 @@ from compile_stage.exports.triton_config import PYTHON, Choice, choose, configur
 from compile_stage.exports.version import Version, plain_name
 from compile_stage.serving.manifest import refused_values_of
 from compile_stage.serving.refused_values import RefusedValues
+from compile_stage.serving.shape_limits import ShapeLimits
 from compile_stage.serving.taken_values import place_text, taken_text
 
 CONFIG = "config.pbtxt"
@@ -84,6 +85,11 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
         said.append(
             f"{taken}. Triton answers a request with other values too, and the answer is not proven: the original "
             "refuses them, so predict() raises an error. Keep such requests from the server."
+        )
+    if choice.backend != PYTHON and (limits := ShapeLimits.of(version.manifest).described()):
+        said.append(
+            f"Triton answers inputs of all sizes, and the answer is right, or proven, only where {limits}. predict() "
+            "raises an error for others. Keep such requests from the server."
         )
     said += _batches_said(version, choice, config["max_batch_size"])
     if choice.backend == "onnxruntime" and not version.artifact.options.get("spinning", True):

@@ -36,6 +36,7 @@ Vendored into every published model beside `compile_stage.flavor`. The fields:
     largest               the largest shape of each input that `shapes` of the policy names, or the trace of the
                           original limits (`serving.shape_limits`); missing in those of earlier versions
     smallest              the smallest that the trace leaves; missing in those of earlier versions
+    conditions            what else sizes must hold (`serving.size_conditions`); missing in those of earlier versions
     on_hardware_mismatch  error | warn | ignore: on another machine, or with another version of the runtime
     signature_required    the policy asks for signatures: without a trusted one it is not loaded
     signature             names, types and shapes of the graph

@@ -7,17 +7,20 @@ target's `shapes`, or the trace of the original, give a limit, without the batch
 
     largest     {"ids": [null, 40]}
     smallest    {"ids": [null, 8]}
+    conditions  ["size(\"ids\", 1) % 2 == 0"]
 
-Only the trace gives a smallest. Where the validation samples were larger or smaller than the limit, theirs counts. A
-dimension that is null has no limit.
+Only the trace gives a smallest, and conditions (`serving.size_conditions`). Where the validation samples were larger or
+smaller than the limit, theirs counts. A dimension that is null has no limit.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import UsageError
+from compile_stage.serving.size_conditions import SizeCondition
 
 if TYPE_CHECKING:
     from compile_stage.core.records import PortableModel, Target
@@ -29,8 +32,11 @@ _Sizes = Mapping[str, Sequence[int | None]]
 class ShapeLimits:
     """The rule of one model."""
 
-    def __init__(self, largest: _Sizes, smallest: _Sizes, promised: Sequence[str]) -> None:
+    def __init__(
+        self, largest: _Sizes, smallest: _Sizes, promised: Sequence[str], conditions: Sequence[str] = ()
+    ) -> None:
         """`promised`: the inputs whose largest sizes are those of the policy."""
+        self._conditions = [SizeCondition(text) for text in conditions]
         self._largest, self._smallest, self._promised = _listed(largest), _listed(smallest), frozenset(promised)
 
     @classmethod
@@ -43,7 +49,17 @@ class ShapeLimits:
             largest if isinstance(largest, Mapping) else {},
             smallest if isinstance(smallest, Mapping) else {},
             list(shapes) if isinstance(shapes, Mapping) else [],
+            manifest.get("conditions") or [],
         )
+
+    def described(self) -> str:
+        """Which sizes are taken, such as `size("ids", 1) <= 40` and `size("ids", 1) >= 8`; empty where all are."""
+        ends = [
+            f"size({json.dumps(name)}, {axis}) {sign} {size}"
+            for sign, listed in (("<=", self._largest), (">=", self._smallest))
+            for name, axis, size in listed
+        ]
+        return " and ".join(f"`{text}`" for text in (*ends, *(condition.text for condition in self._conditions)))
 
     def demand(self, batch: Batch) -> None:
         """Raise UsageError for an input that is larger than what was proven, or of a size for which what was compiled
@@ -62,12 +78,22 @@ class ShapeLimits:
             size = _size(batch, name, axis)
             if size is not None and size < least:
                 raise _other_way(name, axis, size, f"at least {least}", "smaller")
+        for condition in self._conditions:
+            sizes = {place: _size(batch, *place) for place in condition.sizes}
+            known = {place: size for place, size in sizes.items() if size is not None}
+            if len(known) == len(sizes) and not condition.holds(known):
+                given = ", ".join(
+                    f"{size} in dimension {axis} of {name!r}" for (name, axis), size in sorted(known.items())
+                )
+                raise UsageError(
+                    f"the inputs have {given}, and what was compiled is right where {condition.text}: for other sizes "
+                    "the original may compute in another way, or refuses them",
+                    fix="send inputs of such sizes, or call the original",
+                )
 
 
-def shape_limits(
-    target: Target, samples: Mapping[str, Sequence[int]], model: PortableModel | None
-) -> dict[str, dict[str, list[int | None]]]:
-    """What a manifest says under `largest` and `smallest`.
+def shape_limits(target: Target, samples: Mapping[str, Sequence[int]], model: PortableModel | None) -> dict[str, Any]:
+    """What a manifest says under `largest`, `smallest` and `conditions`.
 
     Args:
         samples: Input → shape of the validation samples, axis 0 being the sample.
@@ -79,11 +105,11 @@ def shape_limits(
         own = own if len(own) == len(shape.max) else shape.max
         largest[name] = [None, *(max(pair) for pair in zip(shape.max[1:], own[1:], strict=True))]
     if model is None:
-        return {"largest": largest, "smallest": {}}
+        return {"largest": largest, "smallest": {}, "conditions": []}
     for name, sizes in model.largest.items():
         largest.setdefault(name, _with_samples(sizes, samples.get(name, ()), max))
     smallest = {name: _with_samples(sizes, samples.get(name, ()), min) for name, sizes in model.smallest.items()}
-    return {"largest": largest, "smallest": smallest}
+    return {"largest": largest, "smallest": smallest, "conditions": list(model.conditions)}
 
 
 def _with_samples(sizes: Sequence[int | None], samples: Sequence[int], chosen: Any) -> list[int | None]:

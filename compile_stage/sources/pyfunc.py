@@ -89,12 +89,12 @@ class PyfuncSource(Exporter):
         marked = _Marked(source)
         answer_masked_rows(marked.program)
         model = torch_source.export_graph(marked.program, marked.signature, source, shapes, into)
-        return torch_source.with_size_limits(model, marked.program, shapes, source)
+        return torch_source.with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
         model = torch_source.save_program(marked.program, marked.signature, source, shapes, into)
-        return torch_source.with_size_limits(model, marked.program, shapes, source)
+        return torch_source.with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged input of predict(): columns, or one array."""

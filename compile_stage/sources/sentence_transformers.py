@@ -109,7 +109,7 @@ class SentenceTransformersSource(Exporter):
         demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
         model = torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
-        return torch_source.with_size_limits(model, program, shapes, source)
+        return torch_source.with_size_limits(model, program, _network(loaded), shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -117,7 +117,7 @@ class SentenceTransformersSource(Exporter):
         program = _trace(loaded)
         signature = torch_source.signature_of(program, loaded.inputs, [OUTPUT], _symbols(program))
         model = torch_source.save_program(program, signature, source, shapes, into)
-        return torch_source.with_size_limits(model, program, shapes, source)
+        return torch_source.with_size_limits(model, program, _network(loaded), shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged texts, through the model's own tokenizer."""
@@ -279,7 +279,8 @@ def _refuse_text(source: SourceModel, model: Any) -> str | None:
     return None
 
 
-def _trace(loaded: _Loaded) -> ExportedProgram:
+def _network(loaded: _Loaded) -> Any:
+    """The module whose one argument is a dict of the inputs."""
     import torch
 
     class Network(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -290,12 +291,18 @@ def _trace(loaded: _Loaded) -> ExportedProgram:
         def forward(self, tensors: dict[str, Any]) -> Any:
             return {OUTPUT: self.model(dict(tensors))[OUTPUT]}
 
+    return Network().eval()
+
+
+def _trace(loaded: _Loaded) -> ExportedProgram:
+    import torch
+
     example = {name: torch.ones((2, 7), dtype=torch.int64) for name in loaded.inputs}
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     try:
         with tracing(), torch.no_grad():
             return torch.export.export(
-                Network().eval(), (example,), dynamic_shapes=(dict.fromkeys(loaded.inputs, dynamic),)
+                _network(loaded), (example,), dynamic_shapes=(dict.fromkeys(loaded.inputs, dynamic),)
             )
     except Exception as error:
         raise SourceError(

@@ -7,9 +7,10 @@ symbolic dimensions.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,8 @@ from compile_stage.plugin_support.torch_programs import (
     tracing,
     use_threads,
 )
-from compile_stage.sources import graph, mlmodel, pt2
+from compile_stage.serving.size_conditions import SizeCondition
+from compile_stage.sources import graph, mlmodel, pt2, torch_sizes
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.torch_operators import optimiser_corrected, translations, write_for_exporter
@@ -118,16 +120,18 @@ class TorchSource(Exporter):
             yield SourceSession(signature, call)
 
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        program = _program(source, shapes)
+        original, program = _original_and_program(source, shapes)
         answer_masked_rows(program)
         signature = signature_of(program, *_names(source, program))
-        model = with_size_limits(export_graph(program, signature, source, shapes, into), program, shapes, source)
+        made = export_graph(program, signature, source, shapes, into)
+        model = with_size_limits(made, program, original, shapes, source)
         return replace(model, notes=(*model.notes, *_fixed_sizes(source, model.signature)))
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
-        program = _program(source, shapes)
+        original, program = _original_and_program(source, shapes)
         signature = signature_of(program, *_names(source, program))
-        model = with_size_limits(save_program(program, signature, source, shapes, into), program, shapes, source)
+        made = save_program(program, signature, source, shapes, into)
+        model = with_size_limits(made, program, original, shapes, source)
         return replace(model, notes=(*model.notes, *_fixed_sizes(source, signature)))
 
     def example(self, source: SourceModel) -> Batch | None:
@@ -272,35 +276,99 @@ def signature_of(
 
 
 def with_size_limits(
-    model: PortableModel, program: ExportedProgram, shapes: Mapping[str, ShapeRange], source: SourceModel
+    model: PortableModel,
+    program: ExportedProgram,
+    original: Callable[..., Any],
+    shapes: Mapping[str, ShapeRange],
+    source: SourceModel,
 ) -> PortableModel:
-    """The model that was made of the program, with the sizes for which the program is the network (`smallest` and
-    `largest`). A forward that asks for a size goes one way in the trace, and the graph holds nothing of the other.
+    """The model that was made of the program, with the sizes for which it is the network (`smallest`, `largest` and
+    `conditions`). A forward that asks for a size goes one way in the trace, and the graph holds nothing of the other.
     Other batches are tried in validation.
+
+    Args:
+        original: The network, called as the program is.
 
     Raises:
         SourceError: `shapes` asks for others.
     """
     nodes = {node.name: node for node in program.graph.nodes}
-    smallest: dict[str, tuple[int | None, ...]] = {}
-    largest: dict[str, tuple[int | None, ...]] = {}
-    for spec, name in zip(model.signature.inputs, program.graph_signature.user_inputs, strict=True):
-        limits = [
-            _limits(program, size) if axis else (None, None)
-            for axis, size in enumerate(nodes[str(name)].meta["val"].shape)
-        ]
-        if spec.name in shapes:
-            for axis, ((least, most), wanted) in enumerate(
-                zip(limits, zip(shapes[spec.name].min, shapes[spec.name].max, strict=True), strict=False)
-            ):
-                if least is not None and wanted[0] < least:
-                    raise _other_way(source, spec.name, axis, "below", least, wanted[0])
-                if most is not None and wanted[1] > most:
-                    raise _other_way(source, spec.name, axis, "above", most, wanted[1])
-        for found, sizes in zip((smallest, largest), zip(*limits, strict=True), strict=True):
-            if any(size is not None for size in sizes):
-                found[spec.name] = sizes
-    return replace(model, smallest=smallest, largest=largest)
+    names = [spec.name for spec in model.signature.inputs]
+    limits: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+    for name, own in zip(names, program.graph_signature.user_inputs, strict=True):
+        for axis, size in enumerate(nodes[str(own)].meta["val"].shape):
+            limits[name, axis] = _limits(program, size) if axis and not isinstance(size, int) else (None, None)
+    ends = {
+        (where, end): SizeCondition(f"size({json.dumps(where[0])}, {where[1]}) {'<=' if end else '>='} {limit}")
+        for where, both in limits.items()
+        for end, limit in enumerate(both)
+        if limit is not None
+    }
+    # The tracer records nothing of a forward that asks for a size of 1: to it, an open size is never 1.
+    ones = {
+        where: SizeCondition(f"size({json.dumps(where[0])}, {where[1]}) >= 2")
+        for where, (least, _) in limits.items()
+        if least is None and where[1] and isinstance(_dim(model, where), str)
+    }
+    traced = torch_sizes.guards(program, names)
+    compared = torch_sizes.compare(model, program, original, [*ends.values(), *ones.values(), *traced])
+    needed = {condition.text for condition in compared.needed}
+    # What compiles a program anew relies on its ranges, and ONNX holds none.
+    loose = compared.harmless - needed if model.form == "onnx" else frozenset()
+    for where, (least, most) in limits.items():
+        if where in ones and ones[where].text in needed:
+            least = 2
+        if (where, 0) in ends and ends[where, 0].text in loose:
+            least = None
+        if (where, 1) in ends and ends[where, 1].text in loose:
+            most = None
+        limits[where] = least, most
+    needed -= {end.text for end in ends.values()}  # those are limits
+    conditions = [condition for condition in traced if condition.text in needed]
+    _demand_sizes(limits, conditions, shapes, source)
+    smallest, largest = (
+        {
+            name: sizes
+            for name in names
+            if any(sizes := tuple(both[end] for (own, _), both in limits.items() if own == name))
+        }
+        for end in (0, 1)
+    )
+    texts = tuple(dict.fromkeys(condition.text for condition in conditions))
+    return replace(model, smallest=smallest, largest=largest, conditions=texts)
+
+
+def _dim(model: PortableModel, where: tuple[str, int]) -> Dim:
+    return next(spec.shape[where[1]] for spec in model.signature.inputs if spec.name == where[0])
+
+
+def _demand_sizes(
+    limits: Mapping[tuple[str, int], tuple[int | None, int | None]],
+    conditions: Sequence[SizeCondition],
+    shapes: Mapping[str, ShapeRange],
+    source: SourceModel,
+) -> None:
+    """Raise SourceError where `shapes` asks for a size that is not within the limits and conditions."""
+    for (name, axis), (least, most) in limits.items():
+        if name not in shapes or axis >= len(shapes[name].min):
+            continue
+        if least is not None and shapes[name].min[axis] < least:
+            raise _other_way(source, name, axis, "below", least, shapes[name].min[axis])
+        if most is not None and shapes[name].max[axis] > most:
+            raise _other_way(source, name, axis, "above", most, shapes[name].max[axis])
+    for condition in conditions:
+        if any(name not in shapes or axis >= len(shapes[name].min) for name, axis in condition.sizes):
+            continue
+        for end in ("min", "typical", "max"):
+            sizes = {(name, axis): getattr(shapes[name], end)[axis] for name, axis in condition.sizes}
+            if not condition.holds(sizes):
+                raise SourceError(
+                    f"its forward goes another way, or refuses the input, where {condition.text} does not hold, and "
+                    f"{end} in the policy's shapes has "
+                    + ", ".join(f"{size} for {name!r}" for (name, _), size in sizes.items()),
+                    fix=f"set {end} in the target's shapes to sizes for which it holds",
+                    where=source.uri,
+                )
 
 
 def _limits(program: ExportedProgram, size: Any) -> tuple[int | None, int | None]:
@@ -468,10 +536,19 @@ def _pickle(source: SourceModel) -> Path:
 
 
 def _program(source: SourceModel, shapes: Mapping[str, ShapeRange] = _NO_SHAPES) -> ExportedProgram:
-    archived = _archive(source).exists()
-    program = _load_archive(source) if archived else _export_module(source, _load_pickle(source), shapes)
+    return _original_and_program(source, shapes)[1]
+
+
+def _original_and_program(source: SourceModel, shapes: Mapping[str, ShapeRange]) -> tuple[Any, ExportedProgram]:
+    """The module that MLflow loads, which of an exported program refuses what breaks a guard; and the program."""
+    if _archive(source).exists():
+        program = _load_archive(source)
+        original = program.module()
+    else:
+        original = _load_pickle(source)
+        program = _export_module(source, original, shapes)
     keep_inputs(program)
-    return program
+    return original, program
 
 
 def _load_archive(source: SourceModel) -> ExportedProgram:

@@ -73,7 +73,7 @@ class NetworkInputs:
         sizes = {name: dict(dynamic) for name in self.example}
         try:
             with tracing(), torch.no_grad():
-                network = self._tensors_only(model)
+                network = self.tensors_only(model)
                 return torch.export.export(network, (dict(self.example),), dynamic_shapes=(sizes,))
         except Exception as error:
             which = "batch and sequence" if self.open_axis else "batch"
@@ -124,7 +124,7 @@ class NetworkInputs:
             {name: tensors[name] for name in self.heads} if set(self.heads) <= set(tensors) and self.heads else tensors
         )
 
-    def _tensors_only(self, model: Any) -> Any:
+    def tensors_only(self, model: Any) -> Any:
         """The network without the fields of its answer that are no tensors, or not asked for."""
         import torch
 

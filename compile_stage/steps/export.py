@@ -142,7 +142,7 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "export-program/7",
+        "export-program/8",
         "",
         key,
         lambda into: _relative(

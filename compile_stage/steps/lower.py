@@ -46,4 +46,10 @@ def lower(
     stored = context.cached("lower/5", job.id, key, make)
     lowered: PortableModel = revive(PortableModel, stored.value)
     # The trace of another original, which goes another way at other sizes, may have given the same graph.
-    return replace(lowered, path=str(Path(stored.path) / lowered.path), smallest=model.smallest, largest=model.largest)
+    return replace(
+        lowered,
+        path=str(Path(stored.path) / lowered.path),
+        smallest=model.smallest,
+        largest=model.largest,
+        conditions=model.conditions,
+    )

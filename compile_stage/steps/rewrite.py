@@ -39,4 +39,10 @@ def rewrite(context: Context, worker: Worker, model: PortableModel, samples: Sam
     if not made.path:
         return replace(model, notes=made.notes)
     # As of what is lowered: the trace of another original may have given the same graph.
-    return replace(made, path=str(Path(stored.path) / made.path), smallest=model.smallest, largest=model.largest)
+    return replace(
+        made,
+        path=str(Path(stored.path) / made.path),
+        smallest=model.smallest,
+        largest=model.largest,
+        conditions=model.conditions,
+    )

@@ -24,6 +24,7 @@ from compile_stage.exports.version import Version, open_version, plain_name
 from compile_stage.serving.manifest import check_integrity
 from compile_stage.serving.missing_numbers import MissingNumbers
 from compile_stage.serving.refused_values import RefusedValues
+from compile_stage.serving.shape_limits import ShapeLimits
 from compile_stage.serving.taken_values import TakenValues
 
 pytestmark = [  # what MLflow says of its own type hints, and its queries
@@ -111,7 +112,10 @@ def test_what_the_original_does_not_take_is_refused_as_predict_does_or_said(
     taken = TakenValues([{"input": "x", "columns": [0], "values": [1.0, 5.0], "reason": "the original does"}])
     for home in (flavor, triton):
         monkeypatch.setattr(home, "refused_values_of", lambda *_: RefusedValues(rule, taken))
+    limits = ShapeLimits({"x": [None, 9]}, {}, (), ['size("x", 1) % 2 == 0'])
+    monkeypatch.setattr(triton.ShapeLimits, "of", lambda *_: limits)
     made = exported(versions.native, "triton", tmp_path / "native")
+    assert any('only where `size("x", 1) <= 9` and `size("x", 1) % 2 == 0`. predict()' in line for line in made.differs)
     assert any(
         "with a missing number (NaN) in input 'x' (columns 2, 5), and the answer is not proven" in line
         for line in made.differs

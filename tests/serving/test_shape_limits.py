@@ -15,6 +15,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, ShapeRange
 from compile_stage.core.tensors import Signature
 from compile_stage.serving.shape_limits import ShapeLimits, shape_limits
+from compile_stage.serving.size_conditions import SizeCondition
 
 SHAPES = {"ids": ShapeRange(min=(1, 4), typical=(2, 8), max=(8, 40))}
 
@@ -42,7 +43,11 @@ def test_what_is_longer_than_the_policy_promised_is_refused() -> None:
 def test_samples_that_were_longer_count() -> None:
     """Broken: the validation samples themselves would be refused when the published model is checked."""
     assert shape_limits(target(shapes=SHAPES), {"ids": (64, 50)}, None)["largest"] == {"ids": [None, 50]}
-    assert shape_limits(target(shapes=SHAPES), {}, None) == {"largest": {"ids": [None, 40]}, "smallest": {}}
+    assert shape_limits(target(shapes=SHAPES), {}, None) == {
+        "largest": {"ids": [None, 40]},
+        "smallest": {},
+        "conditions": [],
+    }
 
 
 def test_what_the_trace_is_right_for_is_a_limit_where_the_policy_has_none() -> None:
@@ -81,3 +86,40 @@ def test_what_an_earlier_version_published_takes_what_it_took(tmp_path: Path) ->
     """Broken: models that are served today would refuse requests after an update of compile-stage."""
     with flavor.load_model(str(save_bundle(tmp_path))) as model:
         assert len(model.run({"x": rows(3)})["y"]) == 3
+
+
+def test_sizes_that_break_a_condition_of_the_trace_are_refused() -> None:
+    """Broken: a network that goes another way for odd lengths answers these as if they were even."""
+    condition = 'size("ids", 1) % 2 == 0'
+    rule = ShapeLimits.of(
+        {"conditions": shape_limits(target(), {}, traced_model(conditions=(condition,)))["conditions"]}
+    )
+    assert rule.described() == f"`{condition}`"
+    rule.demand({"ids": np.zeros((3, 8))})
+    rule.demand({"other": np.zeros((3, 7))})
+    with pytest.raises(UsageError, match="have 7 in dimension 1 of 'ids', and what was compiled is right where"):
+        rule.demand({"ids": np.zeros((3, 7))})
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ('size("a", 1) > size("b", 2)', True),
+        ('max(1, size("a", 1) // 4) == 2', True),
+        ('(-1)*size("a", 1) <= -9', False),
+        ('size("a", 1) % (size("b", 2) // 6) == 0', False),  # divides by 0
+    ],
+)
+def test_conditions_are_computed(text: str, holds: bool) -> None:
+    """Broken: what the trace asks of sizes is not what is asked of requests."""
+    assert SizeCondition(text).holds({("a", 1): 8, ("b", 2): 5}) is holds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os').getcwd()", "size('a', 1)", "size(a, 1) > 2", "min(3) > 2", "9 ** 9 > 1", "1 <", "True == 1"],
+)
+def test_what_is_no_condition_is_never_run(text: str) -> None:
+    """Broken: text of a manifest is run as code."""
+    with pytest.raises(UsageError, match="is no condition on sizes"):
+        SizeCondition(text)

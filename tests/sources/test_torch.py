@@ -23,8 +23,8 @@ from mlflow.types import TensorSpec as SpecOfTensor
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.plugin_support.torch_programs import changed_tensors
-from compile_stage.sources import pt2
-from compile_stage.sources.torch import TorchSource, _limits
+from compile_stage.sources import pt2, torch_sizes
+from compile_stage.sources.torch import TorchSource, _limits, save_program, signature_of
 from compile_stage.sources.torch_operators import optimiser_corrected
 
 from .conftest import Proof, run_onnx, source_of
@@ -1079,6 +1079,63 @@ def test_sizes_for_which_the_forward_goes_another_way_are_known(tmp_path: Path) 
     ) as error:
         TorchSource().export(longer, LONGER, tmp_path / "out4")
     assert error.value.fix.startswith("set min in the target's shapes to 11. For sizes below 11 alone, log it with an")
+
+
+class Sized(torch.nn.Module):
+    """Goes the way that `asked` names for these sizes."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def forward(self, ids: Any, feats: Any) -> Any:
+        if self.asked == "tail":
+            return ids[:, -4:].float().mean(1, keepdim=True) + feats
+        if self.asked == "refuses" and ids.shape[1] % 3:
+            raise ValueError("thirds alone")
+        ways = {"even": ids.shape[1] % 2 == 0, "seven": ids.shape[1] != 7, "one": ids.shape[1] > 1}
+        return ids.float().mean(1, keepdim=True) + feats * (2 if ways.get(self.asked, True) else 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "smallest", "conditions"),
+    [
+        ("even", {}, ('(size("ids", 1) % 2) == 0',)),
+        ("seven", {}, ('size("ids", 1) != 7',)),
+        ("refuses", {}, ('(size("ids", 1) % 3) == 0',)),
+        ("one", {"ids": (None, 2)}, ()),
+        ("tail", {}, ()),
+    ],
+)
+def test_what_a_forward_asks_of_a_size_is_a_condition_only_where_it_changes_answers(
+    tmp_path: Path, asked: str, smallest: Any, conditions: tuple[str, ...]
+) -> None:
+    """Broken: a forward that goes another way for odd lengths is answered wrongly there without a word; or what only
+    the trace asked, as for `ids[:, -4:]`, has short texts refused that the original takes."""
+    source = saved_sequence(tmp_path / "model", Sized(asked), length=12, opened=True)
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    assert (model.smallest, model.largest, model.conditions) == (smallest, {}, conditions)
+
+
+def test_a_policy_that_asks_for_sizes_that_break_a_condition_is_refused(tmp_path: Path) -> None:
+    """Broken: what the policy promises is published, and answered by the way of other sizes."""
+    source = saved_sequence(tmp_path / "model", Sized("even"), length=12, opened=True)
+    shapes = {"ids": ShapeRange(min=(1, 4), typical=(4, 8), max=(8, 15))}
+    with pytest.raises(SourceError, match=r"where \(size\(\"ids\", 1\) % 2\) == 0 does not hold, and max in .* 15 for"):
+        TorchSource().export(source, shapes, tmp_path / "out")
+
+
+def test_an_archive_whose_module_refuses_a_size_keeps_that_condition(tmp_path: Path) -> None:
+    """Broken: the original, as MLflow loads it, refuses odd lengths, and the published model answers them."""
+    axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    given = torch.ones(2, 12, dtype=torch.int64), torch.ones(2, 3)
+    program = torch.export.export(Sized("even"), given, dynamic_shapes=(axes, {0: torch.export.Dim.AUTO}))
+    names = ["ids", "feats"]
+    (condition,) = [each for each in torch_sizes.guards(program, names) if "%" in each.text]
+    source = source_of(tmp_path, "pytorch")
+    model = save_program(program, signature_of(program, names, ["output"]), source, {}, tmp_path / "out")
+    found = torch_sizes.compare(model, program, program.module(), [condition])
+    assert found.needed == (condition,)
 
 
 class Following(torch.nn.Module):

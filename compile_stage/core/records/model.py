@@ -28,6 +28,7 @@ class PortableModel:
         smallest: Input → the smallest size of each axis that it is right for, where its trace says so: the forward may
             take another way for smaller ones. None for an axis without such a limit.
         largest: The same of the largest size.
+        conditions: What else sizes must hold for it to be right (`serving.size_conditions`).
     """
 
     path: str
@@ -42,6 +43,7 @@ class PortableModel:
     places: int | None = None
     smallest: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     largest: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    conditions: tuple[str, ...] = ()
 
 
 @record
