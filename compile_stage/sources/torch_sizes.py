@@ -234,6 +234,7 @@ class _Runs:
                 tensor = tensor.index_select(axis, torch.arange(size) % own)
         if tensor.ndim > 1 and tensor.numel() and bool((tensor == tensor.flatten()[0]).all()):
             drawn = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0))
+            drawn[..., 0] = 0.1  # a mask that hides all of a row has answers of its own
             return drawn.to(tensor.dtype) if tensor.is_floating_point() else tensor * (drawn < 0.7)
         return tensor.contiguous()
 

@@ -1138,6 +1138,16 @@ def test_an_archive_whose_module_refuses_a_size_keeps_that_condition(tmp_path: P
     assert found.needed == (condition,)
 
 
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_inputs_that_are_made_to_compare_mask_no_whole_row(length: int) -> None:
+    """Broken: a row that is masked throughout is answered otherwise, and a BERT would refuse texts of one token."""
+    made = torch_sizes._Runs._resized(
+        torch.ones(64, 7, dtype=torch.int64), "mask", {("mask", 0): 64, ("mask", 1): length}
+    )
+    assert made.shape == (64, length)
+    assert made.any(1).all()
+
+
 class Following(torch.nn.Module):
     """Its second input is one longer than its first."""
 
