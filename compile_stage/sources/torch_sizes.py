@@ -39,7 +39,7 @@ class Compared:
 
     Attributes:
         needed: Conditions without which an answer is not the original's.
-        harmless: Those that can be broken: all that was tried was answered alike.
+        harmless: Those that can be broken: all that was tried, and that what is needed leaves, was answered alike.
     """
 
     needed: tuple[SizeCondition, ...] = ()
@@ -100,7 +100,8 @@ def compare(
         )
         needed.append(chosen)
         left = [broken for broken in left if chosen.text not in broken]
-    doubtful = set(chain.from_iterable(broken for alike, broken in outcomes if not alike))
+    kept = {condition.text for condition in needed}
+    doubtful = set(chain.from_iterable(broken for alike, broken in outcomes if not alike and not broken & kept))
     return Compared(tuple(needed), frozenset(chain.from_iterable(right)) - doubtful)
 
 

@@ -1091,6 +1091,8 @@ class Sized(torch.nn.Module):
     def forward(self, ids: Any, feats: Any) -> Any:
         if self.asked == "tail":
             return ids[:, -4:].float().mean(1, keepdim=True) + feats
+        if self.asked == "padded":  # refuses three and less
+            return torch.nn.functional.pad(ids, (0, 4)).unfold(1, 8, 4).float().mean((1, 2)).unsqueeze(1) + feats
         if self.asked == "refuses" and ids.shape[1] % 3:
             raise ValueError("thirds alone")
         ways = {"even": ids.shape[1] % 2 == 0, "seven": ids.shape[1] != 7, "one": ids.shape[1] > 1}
@@ -1105,6 +1107,7 @@ class Sized(torch.nn.Module):
         ("refuses", {}, ('(size("ids", 1) % 3) == 0',)),
         ("one", {"ids": (None, 2)}, ()),
         ("tail", {}, ()),
+        ("padded", {"ids": (None, 4)}, ()),
     ],
 )
 def test_what_a_forward_asks_of_a_size_is_a_condition_only_where_it_changes_answers(
