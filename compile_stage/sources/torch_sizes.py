@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compile_stage.core.digest import tree_size
 from compile_stage.core.errors import UsageError
 from compile_stage.serving.size_conditions import SizeCondition
 
@@ -30,6 +33,8 @@ _Place = tuple[str, int]
 _SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
 _LARGEST = 2**22  # elements of an input that is made to compare with
 _TRIES = 4  # sizes that break a condition
+_LONGEST_S = 60.0  # for all of them; after that no condition is found harmless
+_MOST_BYTES = 500_000_000  # of a graph that is loaded beside the original; the program stands for a larger one
 _TOLERANCE = 3e-4  # of the original's largest answer: another way through a forward is further off
 
 
@@ -84,7 +89,10 @@ def compare(
     run = _Runs(model, program, original)
     if not run.alike({}):  # what differs already is for validation to say
         return Compared()
-    outcomes = [(run.alike(sizes), broken) for sizes, broken in points]
+    outcomes, ends = [], time.monotonic() + _LONGEST_S
+    for sizes, broken in points:
+        if time.monotonic() < ends:
+            outcomes.append((run.alike(sizes), broken))
     right = [broken for alike, broken in outcomes if alike]
     wrong = [broken for alike, broken in outcomes if alike is False]
     needed: list[SizeCondition] = []
@@ -100,6 +108,8 @@ def compare(
         )
         needed.append(chosen)
         left = [broken for broken in left if chosen.text not in broken]
+    if len(outcomes) < len(points):
+        return Compared(tuple(needed))
     kept = {condition.text for condition in needed}
     doubtful = set(chain.from_iterable(broken for alike, broken in outcomes if not alike and not broken & kept))
     return Compared(tuple(needed), frozenset(chain.from_iterable(right)) - doubtful)
@@ -180,7 +190,7 @@ class _Runs:
         self._outputs = [spec.name for spec in model.signature.outputs]
         self._session: Any = None
         self._module = program.module(check_guards=False)
-        if model.form == "onnx":
+        if model.form == "onnx" and tree_size(Path(model.path).parent) <= _MOST_BYTES:
             import onnxruntime
 
             options = onnxruntime.SessionOptions()
