@@ -27,6 +27,7 @@ from compile_stage.sources import mlmodel
 from compile_stage.sources import torch as torch_source
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import place
+from compile_stage.sources.torch_size_limits import with_size_limits
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -89,12 +90,12 @@ class PyfuncSource(Exporter):
         marked = _Marked(source)
         answer_masked_rows(marked.program)
         model = torch_source.export_graph(marked.program, marked.signature, source, shapes, into)
-        return torch_source.with_size_limits(model, marked.program, marked.network, shapes, source)
+        return with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
         model = torch_source.save_program(marked.program, marked.signature, source, shapes, into)
-        return torch_source.with_size_limits(model, marked.program, marked.network, shapes, source)
+        return with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged input of predict(): columns, or one array."""

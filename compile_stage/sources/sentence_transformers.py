@@ -39,6 +39,7 @@ from compile_stage.sources import torch as torch_source
 from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
+from compile_stage.sources.torch_size_limits import with_size_limits
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -109,7 +110,7 @@ class SentenceTransformersSource(Exporter):
         demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
         model = torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
-        return torch_source.with_size_limits(model, program, _network(loaded), shapes, source)
+        return with_size_limits(model, program, _network(loaded), shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -117,7 +118,7 @@ class SentenceTransformersSource(Exporter):
         program = _trace(loaded)
         signature = torch_source.signature_of(program, loaded.inputs, [OUTPUT], _symbols(program))
         model = torch_source.save_program(program, signature, source, shapes, into)
-        return torch_source.with_size_limits(model, program, _network(loaded), shapes, source)
+        return with_size_limits(model, program, _network(loaded), shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
         """The logged texts, through the model's own tokenizer."""

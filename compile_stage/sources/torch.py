@@ -7,10 +7,9 @@ symbolic dimensions.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +33,11 @@ from compile_stage.plugin_support.torch_programs import (
     tracing,
     use_threads,
 )
-from compile_stage.serving.size_conditions import SizeCondition
-from compile_stage.sources import graph, mlmodel, pt2, torch_sizes
+from compile_stage.sources import graph, mlmodel, pt2
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.torch_operators import optimiser_corrected, translations, write_for_exporter
+from compile_stage.sources.torch_size_limits import with_size_limits
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -273,129 +272,6 @@ def signature_of(
         for name, spec in zip((*inputs, *outputs), specs, strict=True)
     ]
     return Signature(inputs=tuple(named[: len(inputs)]), outputs=tuple(named[len(inputs) :]))
-
-
-def with_size_limits(
-    model: PortableModel,
-    program: ExportedProgram,
-    original: Callable[..., Any],
-    shapes: Mapping[str, ShapeRange],
-    source: SourceModel,
-) -> PortableModel:
-    """The model that was made of the program, with the sizes for which it is the network (`smallest`, `largest` and
-    `conditions`). A forward that asks for a size goes one way in the trace, and the graph holds nothing of the other.
-    Other batches are tried in validation.
-
-    Args:
-        original: The network, called as the program is.
-
-    Raises:
-        SourceError: `shapes` asks for others.
-    """
-    nodes = {node.name: node for node in program.graph.nodes}
-    names = [spec.name for spec in model.signature.inputs]
-    limits: dict[tuple[str, int], tuple[int | None, int | None]] = {}
-    for name, own in zip(names, program.graph_signature.user_inputs, strict=True):
-        for axis, size in enumerate(nodes[str(own)].meta["val"].shape):
-            limits[name, axis] = _limits(program, size) if axis and not isinstance(size, int) else (None, None)
-    ends = {
-        (where, end): SizeCondition(f"size({json.dumps(where[0])}, {where[1]}) {'<=' if end else '>='} {limit}")
-        for where, both in limits.items()
-        for end, limit in enumerate(both)
-        if limit is not None
-    }
-    # The tracer records nothing of a forward that asks for a size of 1: to it, an open size is never 1.
-    ones = {
-        where: SizeCondition(f"size({json.dumps(where[0])}, {where[1]}) >= 2")
-        for where, (least, _) in limits.items()
-        if least is None and where[1] and isinstance(_dim(model, where), str)
-    }
-    traced = torch_sizes.guards(program, names)
-    compared = torch_sizes.compare(model, program, original, [*ends.values(), *ones.values(), *traced])
-    needed = {condition.text for condition in compared.needed}
-    # What compiles a program anew relies on its ranges, and ONNX holds none.
-    loose = compared.harmless - needed if model.form == "onnx" else frozenset()
-    for where, (least, most) in limits.items():
-        if where in ones and ones[where].text in needed:
-            least = 2
-        if (where, 0) in ends and ends[where, 0].text in loose:
-            least = None
-        if (where, 1) in ends and ends[where, 1].text in loose:
-            most = None
-        limits[where] = least, most
-    needed -= {end.text for end in ends.values()}  # those are limits
-    conditions = [condition for condition in traced if condition.text in needed]
-    _demand_sizes(limits, conditions, shapes, source)
-    smallest, largest = (
-        {
-            name: sizes
-            for name in names
-            if any(sizes := tuple(both[end] for (own, _), both in limits.items() if own == name))
-        }
-        for end in (0, 1)
-    )
-    texts = tuple(dict.fromkeys(condition.text for condition in conditions))
-    return replace(model, smallest=smallest, largest=largest, conditions=texts)
-
-
-def _dim(model: PortableModel, where: tuple[str, int]) -> Dim:
-    return next(spec.shape[where[1]] for spec in model.signature.inputs if spec.name == where[0])
-
-
-def _demand_sizes(
-    limits: Mapping[tuple[str, int], tuple[int | None, int | None]],
-    conditions: Sequence[SizeCondition],
-    shapes: Mapping[str, ShapeRange],
-    source: SourceModel,
-) -> None:
-    """Raise SourceError where `shapes` asks for a size that is not within the limits and conditions."""
-    for (name, axis), (least, most) in limits.items():
-        if name not in shapes or axis >= len(shapes[name].min):
-            continue
-        if least is not None and shapes[name].min[axis] < least:
-            raise _other_way(source, name, axis, "below", least, shapes[name].min[axis])
-        if most is not None and shapes[name].max[axis] > most:
-            raise _other_way(source, name, axis, "above", most, shapes[name].max[axis])
-    for condition in conditions:
-        if any(name not in shapes or axis >= len(shapes[name].min) for name, axis in condition.sizes):
-            continue
-        for end in ("min", "typical", "max"):
-            sizes = {(name, axis): getattr(shapes[name], end)[axis] for name, axis in condition.sizes}
-            if not condition.holds(sizes):
-                raise SourceError(
-                    f"its forward goes another way, or refuses the input, where {condition.text} does not hold, and "
-                    f"{end} in the policy's shapes has "
-                    + ", ".join(f"{size} for {name!r}" for (name, _), size in sizes.items()),
-                    fix=f"set {end} in the target's shapes to sizes for which it holds",
-                    where=source.uri,
-                )
-
-
-def _limits(program: ExportedProgram, size: Any) -> tuple[int | None, int | None]:
-    """The smallest and the largest size of an open axis that the trace left in; None where it excluded none."""
-    expression: Any = getattr(getattr(size, "node", None), "expr", None)
-    known = program.range_constraints.get(expression)
-    if known is None:
-        return None, None
-    # The tracer lets every open size begin at 2, whatever the forward asks: 0 and 1 are constants to it. A size that
-    # is one more than another then begins at 3.
-    ranges = [program.range_constraints.get(symbol) for symbol in expression.free_symbols]
-    excluded = any(each is not None and each.lower > 2 for each in ranges)
-    least = int(known.lower) if excluded and known.lower.is_Integer else None
-    return least, int(known.upper) if known.upper.is_Integer else None
-
-
-def _other_way(source: SourceModel, name: str, axis: int, where: str, limit: int, asked: int) -> SourceError:
-    end = "min" if where == "below" else "max"
-    fix = f"set {end} in the target's shapes to {limit}"
-    if source.flavor in ("pytorch", "python_function"):  # others are traced with inputs of our own
-        fix += f". For sizes {where} {limit} alone, log it with an input example of such a size"
-    return SourceError(
-        f"its forward may go another way {where} {limit} in dimension {axis} of input {name!r}, and the policy asks "
-        f"for {asked}",
-        fix=fix,
-        where=source.uri,
-    )
 
 
 def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from compile_stage.sources import transformers_media as media
 from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
+from compile_stage.sources.torch_size_limits import with_size_limits
 from compile_stage.sources.transformers_inputs import NetworkInputs
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class TransformersSource(Exporter):
             return inputs.export(source, program, shapes, into)
         signature = inputs.signature(model)
         exported = torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
-        return torch_source.with_size_limits(exported, program, inputs.tensors_only(model), shapes, source)
+        return with_size_limits(exported, program, inputs.tensors_only(model), shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -149,7 +150,7 @@ class TransformersSource(Exporter):
         outputs = [spec.name for spec in inputs.signature(model).outputs]
         signature = torch_source.signature_of(program, inputs.names, outputs, inputs.symbols(program))
         saved = torch_source.save_program(program, signature, source, shapes, into)
-        return torch_source.with_size_limits(saved, program, inputs.tensors_only(model), shapes, source)
+        return with_size_limits(saved, program, inputs.tensors_only(model), shapes, source)
 
     def _traced(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:
         """As `_trace`, by `refuse` where that came just before. Who takes the program may change it."""

@@ -24,8 +24,9 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.plugin_support.torch_programs import changed_tensors
 from compile_stage.sources import pt2, torch_sizes
-from compile_stage.sources.torch import TorchSource, _limits, save_program, signature_of
+from compile_stage.sources.torch import TorchSource, save_program, signature_of
 from compile_stage.sources.torch_operators import optimiser_corrected
+from compile_stage.sources.torch_size_limits import _limits
 
 from .conftest import Proof, run_onnx, source_of
 
