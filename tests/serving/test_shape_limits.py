@@ -17,6 +17,9 @@ from compile_stage.core.tensors import Signature
 from compile_stage.serving.shape_limits import ShapeLimits, shape_limits
 from compile_stage.serving.size_conditions import SizeCondition
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
+
+
 SHAPES = {"ids": ShapeRange(min=(1, 4), typical=(2, 8), max=(8, 40))}
 
 
