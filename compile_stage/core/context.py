@@ -68,16 +68,21 @@ class Context:
             anew: Make it, and replace what the cache has.
         """
         with self.events.step(step.partition("/")[0], job_id) as mark:
-            try:
+            with self.naming_what_is_gone():
                 value = self.cache.fetch(step, cache_key(key), make, anew=anew)
-            except Exception as error:
-                # A worker reports only that a file is missing. Without this check, every candidate would seem to fail
-                # on its own.
-                if (gone := self._removed()) is not None:
-                    raise removed(gone) from error
-                raise
             mark.cached = value.hit
             return value
+
+    @contextmanager
+    def naming_what_is_gone(self) -> Iterator[None]:
+        """An error in it is one that names the folder, where somebody removed what this run uses: a worker reports only
+        that a file is missing, and every candidate would seem to fail on its own."""
+        try:
+            yield
+        except Exception as error:
+            if (gone := self._removed()) is not None:
+                raise removed(gone) from error
+            raise
 
     @contextmanager
     def alone(self) -> Iterator[None]:

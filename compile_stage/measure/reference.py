@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compile_stage.core.records import record
-from compile_stage.measure.behaviour import mixed_rows, not_repeated
 from compile_stage.measure.beyond import Beyond
-from compile_stage.measure.predict import open_outputs
 
 
 @record
@@ -28,6 +26,8 @@ class Reference:
         rounded: Its answers to the samples in the types of the network's inputs, where they had to be rounded and the
             original takes them unrounded; None where `outputs` are these.
         rounding: How many samples it answers otherwise then, and which columns do it, as a sentence; empty where none.
+        mixed_rows: Which output depends on the rest of the batch, and how much; empty where none does, where two equal
+            calls differ too, or where the calls of `beyond` were not made.
     """
 
     outputs: Mapping[str, str]
@@ -40,10 +40,4 @@ class Reference:
     beyond: Beyond | None
     rounded: Mapping[str, str] | None = None
     rounding: str = ""
-
-    def mixed_rows(self) -> str:
-        """Which output of the original depends on the rest of the batch, and how much; empty where none does, where two
-        equal calls differ too, or where the calls were not made."""
-        if self.beyond is None or not_repeated(self.beyond.answers):
-            return ""
-        return mixed_rows(self.beyond.calls, self.beyond.answers, open_outputs(self.outputs))
+    mixed_rows: str = ""

@@ -70,7 +70,7 @@ class Proof:
     def beside(cls, reference: Reference, candidates: Sequence[Candidate]) -> Proof:
         """What the candidates that passed were proven by, beside what the original answered."""
         proof = cls.of(candidates, reference.outputs, reference.digest)
-        return replace(proof, mixed=bool(reference.mixed_rows()))
+        return replace(proof, mixed=bool(reference.mixed_rows))
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate], reference: Mapping[str, str], digest: str) -> Proof:

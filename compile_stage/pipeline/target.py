@@ -80,7 +80,8 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
     notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
     notes += copies_notes(inputs.validation, inputs.reference)
     notes += rounding_notes(inputs.reference)
-    notes += constant_notes(jobs, open_outputs(inputs.reference.outputs))
+    with context.naming_what_is_gone():
+        notes += constant_notes(jobs, open_outputs(inputs.reference.outputs))
     target = TargetRun(context, plan, policy, inputs)
     of_samples: list[str] = []
 
@@ -174,7 +175,7 @@ class _Competition:
             digest=reference.digest,
             samples=inputs.validation,
             seed=seed,
-            mixed_batch=reference.batch_size if reference.mixed_rows() else None,
+            mixed_batch=reference.batch_size if reference.mixed_rows else None,
         )
         judged, selection = select_soaked(target.context, judged, policy, original, run_policy.budget)
         return TargetResult(

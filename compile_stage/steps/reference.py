@@ -21,7 +21,7 @@ from compile_stage.core.generation import has_cache
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, PortableModel, SampleSet, SourceModel, Target
 from compile_stage.core.sample_files import GIVEN, as_given
-from compile_stage.measure.behaviour import calls_to_compare
+from compile_stage.measure.behaviour import calls_to_compare, mixed_rows, not_repeated
 from compile_stage.measure.beyond import Beyond, ask_original
 from compile_stage.measure.reference import Reference
 
@@ -85,15 +85,19 @@ def reference(
             "sample_s": sample_s,
             "distinct": distinct,
             "beyond": None,
+            "mixed_rows": "",
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
             beyond = ask_original(worker, source, asked, data, target, outputs, into)
             beyond = replace(beyond, mixed=_mixed_rows(worker, exported, samples, max(map(_rows_of, calls))))
-            made["beyond"] = (beyond if asked is samples else beyond.rounded(samples)).below(into)
+            kept = beyond if asked is samples else beyond.rounded(samples)
+            if not not_repeated(kept.answers):
+                made["mixed_rows"] = mixed_rows(kept.calls, kept.answers, open_outputs(outputs))
+            made["beyond"] = kept.below(into)
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/14", "", key, make), batch_size)
+    return _placed(context.cached("reference/15", "", key, make), batch_size)
 
 
 def _rows_of(call: Mapping[str, Any]) -> int:
@@ -167,6 +171,7 @@ def _placed(stored: Cached, batch_size: int) -> Reference:
         sample_s=stored.value["sample_s"],
         distinct=stored.value["distinct"],
         beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
+        mixed_rows=stored.value["mixed_rows"],
     )
 
 

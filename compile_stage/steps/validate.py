@@ -129,7 +129,7 @@ def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tupl
     beyond, note = validation.reference.beyond, ""
     if beyond is not None and (what := not_repeated(beyond.answers)):
         note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
-    elif what := validation.reference.mixed_rows():
+    elif what := validation.reference.mixed_rows:
         size = validation.reference.batch_size
         note = (
             f"the original's own answer to a sample depends on the rest of the batch ({what}), and it answered in "
