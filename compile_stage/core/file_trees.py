@@ -35,6 +35,19 @@ def written_below(model: PortableModel, into: Path) -> PortableModel:
     return replace(model, path=path.relative_to(into).as_posix(), digest=digest_tree(into))
 
 
+def read_below(made: PortableModel, folder: str, *, of: PortableModel) -> PortableModel:
+    """What `written_below` put into the cache, as a model of the folder where it lies now. Its limits on sizes are
+    those of the model that it was made of: the trace of another original, which goes another way at other sizes, may
+    have given the same graph."""
+    return replace(
+        made,
+        path=str(Path(folder) / made.path),
+        smallest=of.smallest,
+        largest=of.largest,
+        conditions=of.conditions,
+    )
+
+
 def refuse_tree(folder: str | os.PathLike[str]) -> str | None:
     """None when a folder holds only files, folders, and links to files of its own; or the reason, which names the first
     of what else it holds.

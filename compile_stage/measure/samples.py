@@ -353,14 +353,11 @@ def _save_labels(spec: DataSpec, rows: Rows, indices: NDArray[np.int64], into: P
     labels = rows.take(indices)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.dtype.kind == "f" and (missing := int(np.count_nonzero(np.isnan(labels)))):
-        raise PolicyError(
-            f"{missing} of the {len(labels)} labels are missing (NaN)", fix="leave these samples out", where=spec.source
-        )
-    if labels.dtype.kind == "f" and (infinite := int(np.count_nonzero(np.isinf(labels)))):
-        raise PolicyError(
-            f"{infinite} of the {len(labels)} labels are infinite", fix="leave these samples out", where=spec.source
-        )
+    for test, are in ((np.isnan, "missing (NaN)"), (np.isinf, "infinite")):
+        if labels.dtype.kind == "f" and (count := int(np.count_nonzero(test(labels)))):
+            raise PolicyError(
+                f"{count} of the {len(labels)} labels are {are}", fix="leave these samples out", where=spec.source
+            )
     if labels.dtype.kind not in "biufUS":
         raise PolicyError(f"labels are numbers or text, not {labels.dtype}", where=spec.source)
     np.save(into / LABELS, labels, allow_pickle=False)

@@ -15,7 +15,7 @@ from compile_stage.core.tensors import Dim, Signature, TensorSpec
 from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 OPSET = 18
 ML_OPSET = 3
@@ -148,6 +148,13 @@ def finish(
         made_from=source.digest,
         notes=tuple(notes),
     )
+
+
+def put_behind(model: ModelProto, node: NodeProto, made: Sequence[NodeProto]) -> None:
+    """Insert nodes, in their order, behind one of the graph."""
+    at = list(model.graph.node).index(node) + 1
+    for new in reversed(made):
+        model.graph.node.insert(at, new)
 
 
 def opset(model: ModelProto) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from compile_stage.core.errors import SourceError
 from compile_stage.sources.encoders import column_parts
+from compile_stage.sources.graph import put_behind
 from compile_stage.sources.sklearn_parts import is_tree, parts
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _compute_in_float64(model: ModelProto, steps: Sequence[tuple[NodeProto, Arra
             model.graph.node.insert(list(model.graph.node).index(node), cast)
         if place == last or rounds_each:
             node.output[0] = f"{answer}_wide"
-            _put_behind(
+            put_behind(
                 model,
                 node,
                 [helper.make_node("Cast", [node.output[0]], [answer], name=node.output[0], to=TensorProto.FLOAT)],
@@ -265,13 +266,7 @@ def _count_votes(model: ModelProto, node: NodeProto, named: Mapping[str, Any], t
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
     )
-    _put_behind(model, node, behind)
-
-
-def _put_behind(model: ModelProto, node: NodeProto, made: Sequence[NodeProto]) -> None:
-    at = list(model.graph.node).index(node) + 1
-    for new in reversed(made):
-        model.graph.node.insert(at, new)
+    put_behind(model, node, behind)
 
 
 def _two_classes(named: Mapping[str, Any]) -> Array | None:
@@ -309,7 +304,7 @@ def keep_fractions(model: ModelProto) -> None:
             helper.make_node("Where", [f"{name}_same", whole, f"{name}_unknown"], [name], name=name),
         ]
         node.input[0] = name
-        _put_behind(model, cut, checks)
+        put_behind(model, cut, checks)
 
 
 def divide_by_magnitude(model: ModelProto) -> None:
@@ -333,7 +328,7 @@ def divide_by_magnitude(model: ModelProto) -> None:
             ("Where", [f"{answer}_is_zero", one, f"{answer}_most"], f"{answer}_divisor"),
             ("Div", [given, f"{answer}_divisor"], answer),
         ]
-        _put_behind(model, node, [helper.make_node(kind, taken, [made], name=made) for kind, taken, made in steps])
+        put_behind(model, node, [helper.make_node(kind, taken, [made], name=made) for kind, taken, made in steps])
         model.graph.node.remove(node)
 
 
@@ -382,7 +377,7 @@ def name_pairs_classes(model: ModelProto, estimator: Any) -> None:
         held = np.asarray(part.classes_, object if part.classes_.dtype.kind in "OU" else np.int64)
         model.graph.initializer.append(numpy_helper.from_array(held, classes))
         made = helper.make_node("Gather", [classes, node.output[0]], [label], name=f"{label}_of_class")
-        _put_behind(model, node, [made])
+        put_behind(model, node, [made])
 
 
 def choose_one_against_rest_by_score(model: ModelProto) -> None:
@@ -412,7 +407,7 @@ def choose_one_against_rest_by_score(model: ModelProto) -> None:
             scores.append(score.output[0])
             made += [scorer, score]
         table = f"{joined.output[0]}_scores"
-        _put_behind(model, joined, [*made, helper.make_node("Concat", scores, [table], name=table, axis=1)])
+        put_behind(model, joined, [*made, helper.make_node("Concat", scores, [table], name=table, axis=1)])
         chosen.input[0] = table
 
 
@@ -487,7 +482,7 @@ def write_logarithms(model: ModelProto, estimator: Any) -> None:
             answer = node.output[0]
             node.output[0] = f"{answer}_log"
             exponential = helper.make_node("Exp", [node.output[0]], [answer], name=f"{answer}_exp")
-            _put_behind(model, node, [exponential])
+            put_behind(model, node, [exponential])
 
 
 def _made_of(model: ModelProto, booster: Any) -> Iterator[NodeProto]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from compile_stage.sources.graph import put_behind
+
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
@@ -48,6 +50,4 @@ def _weigh(model: ModelProto, least: NodeProto, distances: str) -> None:
         helper.make_node("Greater", [has_same, zero], [some], name=some),
         helper.make_node("Where", [some, same, inverse.output[0]], [weights], name=weights),
     ]
-    at = list(model.graph.node).index(inverse) + 1
-    for node in reversed(made):
-        model.graph.node.insert(at, node)
+    put_behind(model, inverse, made)

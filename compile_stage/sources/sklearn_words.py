@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.sources.graph import put_behind
 from compile_stage.sources.sklearn_parts import parts
 
 if TYPE_CHECKING:
@@ -87,11 +88,9 @@ def write_sublinear_counts(model: ModelProto, estimator: Any) -> None:
             helper.make_node("Sign", [counts], [sign], name=sign),
             helper.make_node("Mul", [above, sign], [answer], name=answer),
         ]
-        at = list(model.graph.node).index(total)
+        put_behind(model, log, made)
         model.graph.node.remove(total)
         model.graph.node.remove(log)
-        for node in reversed(made):
-            model.graph.node.insert(at, node)
 
 
 def pad_with_no_word(model: ModelProto) -> None:

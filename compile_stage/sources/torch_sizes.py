@@ -189,7 +189,6 @@ class _Runs:
         self._in_spec = program.call_spec.in_spec
         self._outputs = [spec.name for spec in model.signature.outputs]
         self._session: Any = None
-        self._module = program.module(check_guards=False)
         if model.form == "onnx" and tree_size(Path(model.path).parent) <= _MOST_BYTES:
             import onnxruntime
 
@@ -197,6 +196,7 @@ class _Runs:
             options.log_severity_level = 4  # what it can't run is an answer here
             with suppress(Exception):  # a graph for other backends alone: the program stands for it
                 self._session = onnxruntime.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+        self._module: Any = program.module(check_guards=False) if self._session is None else None
 
     def alike(self, sizes: Mapping[_Place, int]) -> bool | None:
         """Whether both answer alike at these sizes, the example's where none is given; None where neither answers."""

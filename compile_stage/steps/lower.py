@@ -9,7 +9,7 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
-from compile_stage.core.file_trees import written_below
+from compile_stage.core.file_trees import read_below, written_below
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Job, PortableModel, SampleSet
 
@@ -45,11 +45,4 @@ def lower(
 
     stored = context.cached("lower/5", job.id, key, make)
     lowered: PortableModel = revive(PortableModel, stored.value)
-    # The trace of another original, which goes another way at other sizes, may have given the same graph.
-    return replace(
-        lowered,
-        path=str(Path(stored.path) / lowered.path),
-        smallest=model.smallest,
-        largest=model.largest,
-        conditions=model.conditions,
-    )
+    return read_below(lowered, stored.path, of=model)

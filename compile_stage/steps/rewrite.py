@@ -8,7 +8,7 @@ from pathlib import Path
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import WorkerError
-from compile_stage.core.file_trees import written_below
+from compile_stage.core.file_trees import read_below, written_below
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import PortableModel, SampleSet
 
@@ -38,11 +38,4 @@ def rewrite(context: Context, worker: Worker, model: PortableModel, samples: Sam
     made: PortableModel = revive(PortableModel, stored.value)
     if not made.path:
         return replace(model, notes=made.notes)
-    # As of what is lowered: the trace of another original may have given the same graph.
-    return replace(
-        made,
-        path=str(Path(stored.path) / made.path),
-        smallest=model.smallest,
-        largest=model.largest,
-        conditions=model.conditions,
-    )
+    return read_below(made, stored.path, of=model)
