@@ -139,8 +139,11 @@ class OpenVino(Compiler):
             _demand_rows(model.signature, requests, target.threads)
             options["requests"] = requests
         graph = read_graph(model)
+        quantised = scheme.native and scheme.precision == "int8"
+        if quantised:
+            _fold_constants(graph)
         name_by_place(graph)  # before NNCF, which derives names from these
-        if scheme.native and scheme.precision == "int8" and calibration is not None:
+        if quantised and calibration is not None:
             graph = _quantize(graph, model.signature, calibration)
             name_by_place(graph)
         openvino.save_model(graph, str(into / "model.xml"), compress_to_fp16=False)
@@ -251,6 +254,17 @@ def _fewer(name: str, threads: int) -> TuningOption:
 
 
 # -------------------------------------------------------------------------------------------------------- quantisation
+
+
+def _fold_constants(graph: Any) -> None:
+    """Compute what weights alone decide, in place. NNCF quantises a weight where it is a constant, and OpenVINO puts the
+    gates of an LSTM in order by nodes: two layers of 128 units took 3.0 ms for 8 x 64 steps, as in float32, and take
+    1.4 ms in 8 bits (one thread of a Zen 4)."""
+    from openvino.passes import ConstantFolding, Manager
+
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(graph)
 
 
 def _quantize(graph: Any, signature: Signature, calibration: SampleSet) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from compile_stage.core import sample_files
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.records import PortableModel, SampleSet
-from compile_stage.graph_rewrites import early_selection, masked_softmax, transposed_keys
+from compile_stage.graph_rewrites import early_selection, masked_softmax, single_direction, transposed_keys
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import finish, name_nodes, open_session
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 REWRITES: Mapping[str, Callable[[ModelProto], int]] = {
-    rule.NAME: rule.rewrite for rule in (masked_softmax, transposed_keys, early_selection)
+    rule.NAME: rule.rewrite for rule in (masked_softmax, transposed_keys, single_direction, early_selection)
 }
 """Name → a function that rewrites a graph in place and answers how many places it found."""
 

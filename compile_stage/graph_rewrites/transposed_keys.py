@@ -9,19 +9,14 @@ It also multiplies queries and keys each by the root of the scale. Once is enoug
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
-from compile_stage.precision.graph_editor import GraphEditor
-from compile_stage.precision.onnx_graph import read_shapes
-from compile_stage.precision.wiring import attribute
+from compile_stage.graph_rewrites.lengths import LengthReader, says
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 NAME = "transposed-keys"
-
-Length: TypeAlias = int | str
-"""Of an axis: a number, or a name that two axes share where they are equally long."""
 
 
 def rewrite(model: ModelProto) -> int:
@@ -33,16 +28,11 @@ def rewrite(model: ModelProto) -> int:
     return _Rewriter(model).run()
 
 
-class _Rewriter(GraphEditor):
-    def __init__(self, model: ModelProto) -> None:
-        super().__init__(model)
-        self._shapes: dict[str, tuple[Any, ...]] = {}
-
+class _Rewriter(LengthReader):
     def run(self) -> int:
         products = [node for node in self.nodes if self.is_op(node, "MatMul")]
         if not products or not any(self.is_op(node, "Transpose") for node in self.nodes):
             return 0
-        self._shapes = read_shapes(self.model)
         count = sum(self._rewrite(product) for product in products)
         if count:
             self.write()
@@ -67,13 +57,13 @@ class _Rewriter(GraphEditor):
         if back is None or swap is None or flat is None or not self.is_op(flat, "Reshape"):
             return False
         order = next((list(one.ints) for one in swap.attribute if one.name == "perm"), [])
-        given = self._lengths_of(flat.input[0])
+        given = self.lengths_of(flat.input[0])
         if order != [0, 2, 1] or given is None or len(given) != 4:
             return False
         batch, heads, keys, size = given
-        if not _says(self._values(flat.input[1]), [None, keys, size]):
+        if not says(self.values_of(flat.input[1]), [None, keys, size]):
             return False
-        if not _says(self._values(back.input[1]), [batch, heads, size, keys]):
+        if not says(self.values_of(back.input[1]), [batch, heads, size, keys]):
             return False
         back.op_type = "Transpose"
         del back.attribute[:], back.input[:]
@@ -96,47 +86,3 @@ class _Rewriter(GraphEditor):
         kind = helper.np_dtype_to_tensor_dtype(own.dtype)
         queries.input[1] = self.add_constant(f"{queries.input[1]}_squared", kind, [], [float((own * other).item())])
         product.input[1] = keys.input[0]
-
-    # ------------------------------------------------------------------------------------------------ what shapes say
-
-    def _lengths_of(self, name: str) -> list[Length] | None:
-        """Of the axes of a tensor. One that is not known has a name of its own."""
-        shape = self._shapes.get(name)
-        return None if shape is None else [f"{name} {at}" if one is None else one for at, one in enumerate(shape)]
-
-    def _values(self, name: str) -> list[Length] | None:
-        """The numbers of a tensor that holds lengths; None where they are not understood."""
-        constant = self.constant(name)
-        if constant is not None:
-            return [int(value) for value in constant.ravel()] if constant.ndim <= 1 else None
-        node = self.made_by.get(name)
-        if node is None or not self.is_op(node, "Shape", "Slice", "Concat", "Gather", "Unsqueeze", "Squeeze", "Cast"):
-            return None
-        if node.op_type == "Shape":
-            lengths = self._lengths_of(node.input[0])
-            end = attribute(node, "end", len(lengths or ()))
-            return None if lengths is None else lengths[int(attribute(node, "start", 0)) : int(end)]
-        if node.op_type == "Concat":
-            parts = [self._values(one) for one in node.input]
-            return None if None in parts else [length for part in parts for length in part or ()]
-        values = self._values(node.input[0])
-        if values is None or node.op_type in ("Unsqueeze", "Squeeze", "Cast"):
-            return values
-        others = [self.constant(one) for one in node.input[1:] if one]
-        if any(one is None for one in others):
-            return None
-        if node.op_type == "Gather":
-            return [values[int(at)] for at in others[0].ravel()]
-        start, end = int(others[0].item()), int(others[1].item())
-        steps = int(others[3].item()) if len(others) > 3 else 1
-        return values[start:end:steps]
-
-
-def _says(values: list[Length] | None, lengths: list[Length | None]) -> bool:
-    """The target of a reshape gives these lengths; None for what follows from the others. One may be left to the
-    runtime (-1)."""
-    if values is None or len(values) != len(lengths):
-        return False
-    open_ones = [one for one, length in zip(values, lengths, strict=True) if one == -1 or length is None]
-    known = [(one, length) for one, length in zip(values, lengths, strict=True) if one != -1 and length is not None]
-    return len(open_ones) <= 1 and all(one == length for one, length in known)

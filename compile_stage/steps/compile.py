@@ -46,7 +46,7 @@ def compile_job(
         artifact = replace(_checked(answer, into, job), hardware=context.hardware.fingerprint)
         return {"artifact": artifact, "compile_s": seconds}
 
-    stored = context.cached("compile/6", job.id, key, make)
+    stored = context.cached("compile/7", job.id, key, make)
     artifact: Artifact = revive(Artifact, stored.value["artifact"])
     generation = job.target.generation if has_cache(artifact.signature) else None
     return Compiled(

@@ -31,7 +31,7 @@ def rewrite(context: Context, worker: Worker, model: PortableModel, samples: Sam
         return replace(made, path="") if made.path == model.path else written_below(made, into)
 
     try:
-        stored = context.cached("rewrite/5", "", key, make)
+        stored = context.cached("rewrite/6", "", key, make)
     except WorkerError as error:  # what was exported is still there
         problem = f"the graph was not rewritten: {error.problem}"
         return replace(model, notes=(*model.notes, problem))

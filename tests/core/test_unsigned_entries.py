@@ -82,8 +82,8 @@ def test_an_artifact_that_would_not_be_validated_is_refused() -> None:
 
 def test_a_rewritten_graph_needs_a_signature() -> None:
     """Broken: runs put entries into the shared cache that every other run refuses with a warning."""
-    assert not may_be_unsigned("rewrite/5")
-    assert refuse_unsigned("rewrite/5", {}, {}, FILES, {})
+    assert not may_be_unsigned("rewrite/6")
+    assert refuse_unsigned("rewrite/6", {}, {}, FILES, {})
 
 
 def test_no_code_is_taken_that_nobody_signed() -> None:
