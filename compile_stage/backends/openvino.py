@@ -257,9 +257,9 @@ def _fewer(name: str, threads: int) -> TuningOption:
 
 
 def _fold_constants(graph: Any) -> None:
-    """Compute what weights alone decide, in place. NNCF quantises a weight where it is a constant, and OpenVINO puts the
-    gates of an LSTM in order by nodes: two layers of 128 units took 3.0 ms for 8 x 64 steps, as in float32, and take
-    1.4 ms in 8 bits (one thread of a Zen 4)."""
+    """Compute what weights alone decide, in place. NNCF quantises a weight where it is a constant, and OpenVINO puts an
+    LSTM's gates in order by nodes: two layers of 128 units took 3.0 ms for 8 x 64 steps, as in float32, and take 1.4 ms
+    in 8 bits (one thread of a Zen 4)."""
     from openvino.passes import ConstantFolding, Manager
 
     manager = Manager()

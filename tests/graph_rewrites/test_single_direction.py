@@ -56,7 +56,7 @@ def test_what_pytorch_exports_is_found(kind: str, first: bool) -> None:
 
 def test_two_directions_are_put_side_by_side_as_before() -> None:
     """Broken: of an LSTM that reads both ways, one way is lost, or the two are mixed."""
-    model, x = exported("LSTM", batch_first=True, bidirectional=True)
+    model, _ = exported("LSTM", batch_first=True, bidirectional=True)
     before = model.SerializeToString(deterministic=True)
     assert single_direction.rewrite(model) == 0
     assert model.SerializeToString(deterministic=True) == before
