@@ -230,9 +230,9 @@ def _limit_model(loaded: Any, flavor: str, threads: int) -> None:
         return
     raw = loaded.get_raw_model()
     if flavor == "sklearn":
-        from compile_stage.sources.sklearn import _limit_jobs
+        from compile_stage.sources.sklearn import limit_jobs
 
-        _limit_jobs(raw, threads)
+        limit_jobs(raw, threads)
     elif hasattr(raw, "set_params"):
         raw.set_params(n_jobs=threads)
     else:

@@ -1,0 +1,153 @@
+"""A scikit-learn model → the ONNX graph that skl2onnx makes of it, with what it converts to other answers put right."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+from compile_stage.core.errors import SourceError, first_line
+from compile_stage.core.records import SourceModel
+from compile_stage.core.tensors import Signature
+from compile_stage.sources import encoders, mlmodel, tabular
+from compile_stage.sources.sklearn_boosters import boosters, register_converters, takers_of_sparse
+from compile_stage.sources.sklearn_corrections import (
+    calibrated_scores,
+    choose_one_against_rest_by_score,
+    columns_by_number,
+    count_bagged_labels,
+    count_votes,
+    divide_by_magnitude,
+    halve_scores,
+    keep_fractions,
+    keep_means,
+    label_by_score,
+    last_step,
+    name_pairs_classes,
+    prepare,
+    scale_exactly,
+    scalers_before_trees,
+    thresholds_rounded_down,
+    write_logarithms,
+)
+from compile_stage.sources.sklearn_functions import register_functions
+from compile_stage.sources.sklearn_imputers import register_imputers
+from compile_stage.sources.sklearn_labels import register_label_converters
+from compile_stage.sources.sklearn_missing import write_missing_directions
+from compile_stage.sources.sklearn_neighbours import weigh_neighbours
+from compile_stage.sources.sklearn_signature import ask_answer, column_names, has_columns, matrix_columns, steps
+from compile_stage.sources.sklearn_targets import register_target_converter
+from compile_stage.sources.sklearn_words import pad_with_no_word, word_options, write_sublinear_counts
+
+
+def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
+    """The converter's own ONNX model. Raises SourceError with the step that has no converter."""
+    from skl2onnx import to_onnx
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
+    from sklearn.base import is_classifier
+    from sklearn.compose import ColumnTransformer
+    from sklearn.svm import LinearSVC
+
+    prepare(estimator)
+    features = int(wanted.inputs[0].shape[1])
+    names = () if has_columns(wanted) else column_names(estimator)
+    picks = any(isinstance(step, ColumnTransformer) for step in steps(estimator))
+    is_given_float32 = tabular.is_given_float32(source)
+    by_name = names if picks else ()
+    by_number = bool(names) and not by_name
+    types = (
+        [(name, FloatTensorType([None, 1])) for name in by_name]
+        if by_name
+        else [(tabular.INPUT, FloatTensorType([None, features]))]
+    )
+    if has_columns(wanted):
+        kinds = {"str": StringTensorType, "float32": FloatTensorType}
+        types = [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
+    has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
+    # Without this option a converter writes a list of dicts, also where there are no probabilities. That of LinearSVC
+    # knows no such option, and must be given one that it knows.
+    last = last_step(estimator)
+    known = "nocl" if isinstance(last, LinearSVC) else "zipmap"
+    options: dict[int, dict[str, Any]] = (
+        {id(estimator): {"zipmap": False}} if has_probabilities else {id(last): {known: False}}
+    )
+    if not is_classifier(estimator):
+        options = {}
+    options |= calibrated_scores(estimator)
+    if boosters(estimator):
+        with takers_of_sparse(estimator) as fed_sparse:
+            ask_answer(estimator, wanted.inputs, source)
+        register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
+    register_target_converter(estimator)
+    register_label_converters(estimator)
+    register_imputers(estimator)
+    register_functions(estimator)
+    encoders.register_encoders(estimator)
+    options |= word_options(estimator)
+    options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
+    try:
+        with (
+            warnings.catch_warnings(),
+            columns_by_number(estimator) if by_number else nullcontext(),
+            thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
+        ):
+            warnings.simplefilter("ignore")  # deprecations inside the converter
+            model = to_onnx(estimator, initial_types=types, options=options, target_opset=tabular.opsets())
+    except (MissingConverter, MissingShapeCalculator) as error:
+        raise SourceError(
+            f"{_blamed(error, estimator)} has no converter to ONNX",
+            fix="replace that step; or, where skl2onnx can be given a converter for it (update_registered_converter), "
+            "convert the model yourself, and log that with mlflow.onnx",
+            where=source.uri,
+        ) from error
+    except Exception as error:
+        step = _step_of(error) or type(last_step(estimator)).__name__
+        problem = f"skl2onnx can't convert {step}: {first_line(error).partition(' You may raise')[0].rstrip('.')}"
+        fix = (
+            "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
+        )
+        if step == "SimpleImputer" and has_columns(wanted):
+            fix = (
+                "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
+                "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
+            )
+        elif has_columns(wanted) and not picks:
+            kind = type(last_step(estimator)).__name__
+            fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
+        raise SourceError(problem, fix=fix, where=source.uri) from error
+    write_missing_directions(model, estimator)
+    write_logarithms(model, estimator)
+    count_votes(model, estimator)
+    count_bagged_labels(model, estimator)
+    halve_scores(model, estimator)
+    label_by_score(model, estimator)
+    choose_one_against_rest_by_score(model)
+    name_pairs_classes(model, estimator)
+    keep_fractions(model)
+    divide_by_magnitude(model)
+    weigh_neighbours(model)
+    write_sublinear_counts(model, estimator)
+    pad_with_no_word(model)
+    keep_means(model, estimator)
+    scale_exactly(model, estimator, is_given_float32=is_given_float32)
+    if by_name:
+        tabular.join_columns(model, matrix_columns(by_name, source))
+    elif by_number and (ordered := matrix_columns(names, source)) != names:
+        tabular.pick_columns(model, [ordered.index(name) for name in names])
+    tabular.without_ml_operators(model)
+    return model
+
+
+def _step_of(error: Exception) -> str | None:
+    """The class of the step at which skl2onnx failed: whose converter, or shapes, it was in, if in any."""
+    converted = [frame.f_locals.get("operator") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    steps = [step for step in (getattr(operator, "raw_operator", None) for operator in converted) if step is not None]
+    return type(steps[-1]).__name__ if steps else None
+
+
+def _blamed(error: Exception, estimator: Any) -> str:
+    match = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
+    return match[1].rpartition(".")[2] if match else type(estimator).__name__
