@@ -3,9 +3,6 @@
 ONNX's recurrent operators answer [steps, directions, batch, hidden]. PyTorch's exporter transposes that to [steps,
 batch, directions, hidden] and reshapes it to [steps, batch, directions * hidden], with some eight nodes around it that
 compute the shape. For one direction nothing moves, and a Squeeze says the same.
-
-The zeros that a layer starts from are left as they are: without them, OpenVINO's kernels don't compute a quantised LSTM
-in 8 bits.
 """
 
 from __future__ import annotations

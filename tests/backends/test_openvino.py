@@ -151,7 +151,8 @@ def test_native_int8_needs_samples(conv: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(hardware().sums_saturate, reason="OpenVINO's LSTM in 8 bits needs VNNI")
-def test_native_int8_takes_an_lstm_in_8_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts_from", ["zeros", "nothing"])
+def test_native_int8_takes_an_lstm_in_8_bits(starts_from: str, tmp_path: Path) -> None:
     """Broken: OpenVINO puts an LSTM's gates in order by nodes, NNCF sees no constant there, and `int8` runs the LSTM in
     float32, twice as slow."""
     pytest.importorskip("nncf")
@@ -160,8 +161,9 @@ def test_native_int8_takes_an_lstm_in_8_bits(tmp_path: Path) -> None:
     rows = graph.add("Shape", steps, start=1, end=2)
     shape = graph.add("Concat", graph.constant(np.array([1])), rows, graph.constant(np.array([8])), axis=0)
     zeros = graph.add("Expand", graph.constant(np.zeros(1, np.float32)), shape)
+    states = {"zeros": ("", zeros, zeros), "nothing": ()}
     weights = (graph.weight(1, 32, 4), graph.weight(1, 32, 8), graph.weight(1, 64))
-    hidden = graph.add("LSTM", steps, *weights, "", zeros, zeros, hidden_size=8)
+    hidden = graph.add("LSTM", steps, *weights, *states[starts_from], hidden_size=8)
     last = graph.add("Squeeze", graph.add("Gather", hidden, graph.constant(np.array(2))), graph.constant(np.array([0])))
     graph.add("MatMul", last, graph.weight(8, 8), name="y")
     given = np.random.default_rng(0).standard_normal((64, 3, 4)).astype(np.float32)
