@@ -140,11 +140,10 @@ class OpenVino(Compiler):
             _demand_rows(model.signature, requests, target.threads)
             options["requests"] = requests
         graph = read_graph(model)
-        quantised = scheme.native and scheme.precision == "int8"
-        if quantised:
+        name_by_place(graph)  # before constants are folded, and before NNCF: both derive names from these
+        if scheme.native and scheme.precision == "int8" and calibration is not None:
             _prepare_lstms(graph)
-        name_by_place(graph)  # before NNCF, which derives names from these
-        if quantised and calibration is not None:
+            name_by_place(graph)
             graph = _quantize(graph, model.signature, calibration)
             name_by_place(graph)
         openvino.save_model(graph, str(into / "model.xml"), compress_to_fp16=False)
