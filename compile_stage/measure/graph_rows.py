@@ -20,6 +20,7 @@ import numpy as np
 
 from compile_stage.measure.known_tensors import Known, NotFollowedError, reduced
 from compile_stage.measure.operator_rows import named, partly_known, rows_of, run_node, size_of
+from compile_stage.measure.word_rows import follow_words, is_of_words
 from compile_stage.plugin_support import onnx_weights
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ class _Graph:
         if node.domain in ("", "ai.onnx") and node.op_type in ("If", "Loop", "Scan"):
             return {"If": self._if, "Loop": self._loop, "Scan": self._scan}[node.op_type](node, known)
         inputs = [known[name] if name else None for name in node.input]
+        if is_of_words(node, inputs):
+            return [follow_words(node, inputs)]
         shapes = self._shapes(node, inputs)
         made = self._computed(node, inputs, shapes)
         if made is not None:

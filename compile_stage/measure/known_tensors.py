@@ -40,6 +40,7 @@ class Known:
         rows: See `Rows`.
         partly: Values of which those hold whose elements depend on no row: numbers of rows beside places within them.
         why: The node where elements first depended on several rows; empty where none does.
+        filler: Of words: what texts with fewer words than the batch's longest are filled up with. See `word_rows`.
     """
 
     shape: Shape
@@ -49,6 +50,7 @@ class Known:
     held: TensorProto | None = None
     why: str = ""
     partly: Array | None = None
+    filler: bytes | None = None
 
     @classmethod
     def of(cls, value: Array, kind: int | None = None) -> Known:

@@ -107,7 +107,7 @@ def rows_of(node: NodeProto, inputs: Sequence[Known | None], shapes: Sequence[Sh
     if name in _SIZES:
         _demand_none(node, inputs if name not in ("Shape", "Size", "EyeLike") else ())
         return [NO_ROWS.reshape([1] * len(shape)) for shape in shapes]
-    if name in _ELEMENTWISE:
+    if name in _ELEMENTWISE or (name == "StringNormalizer" and not _drops_texts(node)):
         return [_together(inputs, shape) for shape in shapes]
     if name in _OF_THE_FIRST:
         rest = _all_of(inputs[1:]) if name != "CastLike" else np.uint8(0)
@@ -118,11 +118,13 @@ def rows_of(node: NodeProto, inputs: Sequence[Known | None], shapes: Sequence[Sh
 
 
 def size_of(node: NodeProto, inputs: Sequence[Known | None], made: Shape | None) -> Shape | None:
-    """The size of an output of those operators of `ai.onnx.ml` whose inference does not say it, or says it wrongly.
+    """The size of an output of those operators whose inference does not say it, or says it wrongly.
 
     Args:
         made: Of the output before this one; None of the first.
     """
+    if node.op_type == "StringNormalizer" and inputs[0] is not None and not _drops_texts(node):
+        return inputs[0].shape
     if node.domain != "ai.onnx.ml" or not inputs or inputs[0] is None:
         return None
     shape, attributes = inputs[0].shape, {one.name: one for one in node.attribute}
@@ -146,6 +148,11 @@ def size_of(node: NodeProto, inputs: Sequence[Known | None], made: Shape | None)
             count = max(2, count * (count - 1) // 2)
         return (rows,) if made is None else (rows, count)
     return None
+
+
+def _drops_texts(node: NodeProto) -> bool:
+    """Whether a StringNormalizer leaves texts out: then those behind are in the rows of others."""
+    return any(one.name == "stopwords" and one.strings for one in node.attribute)
 
 
 def _demand_none(node: NodeProto, inputs: Iterable[Known | None]) -> None:

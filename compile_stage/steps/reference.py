@@ -97,7 +97,7 @@ def reference(
         worker.call("close_model")  # its worker lives as long as the run, and measuring has every model in memory
         return made
 
-    return _placed(context.cached("reference/15", "", key, make), batch_size)
+    return _placed(context.cached("reference/16", "", key, make), batch_size)
 
 
 def _rows_of(call: Mapping[str, Any]) -> int:

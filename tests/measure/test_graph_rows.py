@@ -169,3 +169,48 @@ def test_networks_of_pytorch_are_shown_to_keep_rows_apart(kind: str, tmp_path: P
     path = str(tmp_path / "model.onnx")
     torch.onnx.export(made, (torch.zeros(3, 5, 8),), path, dynamo=True, dynamic_shapes=(open_batch,), verbose=False)
     assert find_mixed_rows(path, 10, {"x": (5, 8), "src": (5, 8)}) == ""
+
+
+WORDS = """first = Constant<value_ints=[0]>() own = Gather<axis=1>(x, first) t = Reshape(own, flat)
+    s = StringNormalizer<case_change_action="NONE", is_case_sensitive=1>(t)
+    w = com.microsoft.Tokenizer<mark=0, mincharnum=1, pad_value="~", separators=[" "]>(s) f = Flatten(w)
+    y = TfIdfVectorizer<mode="TF", min_gram_length=1, max_gram_length=2, max_skip_count=0, ngram_counts=[0, 3],
+        ngram_indexes=[0, 1, 2, 3], pool_strings=["good", "bad", "film", "good", "film"]>(f)"""
+LONGEST = {
+    "is counted as a word": WORDS.replace('"bad"', '"~"'),
+    "its StringNormalizer that makes 's' makes is known only when it": WORDS.replace(
+        '"NONE"', '"NONE", stopwords=["the"]'
+    ),
+    "its Shape does with the words": WORDS.replace("y =", "n = Shape(w) r = Cast<to=1>(n) m = ReduceMax(r) z =")
+    + " y = Mul(z, m)",
+    "reads several texts of each row": "t = Reshape(x, two) w" + WORDS.partition(" w")[2].replace("(s) f", "(t) f"),
+}
+"""What the reason says, and a graph."""
+
+
+def of_texts(body: str, folder: Path) -> str:
+    text = (
+        '<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]> m (string[N,2] x) => (float[N,4] y)'
+        f" <int64[1] flat = {{-1}}, int64[2] two = {{-1, 2}}> {{ {body} }}"
+    )
+    onnx.save(parser.parse_model(text), folder / "model.onnx")
+    return str(folder / "model.onnx")
+
+
+def test_counts_of_words_are_shown_to_be_of_their_own_text(tmp_path: Path) -> None:
+    """Broken: a model of texts refuses a request of three, since a tokenizer fills up to the batch's longest text."""
+    import onnxruntime
+
+    path = of_texts(WORDS, tmp_path)
+    assert find_mixed_rows(path, 10, {}) == ""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    texts = np.array([["good film", ""], ["bad", ""], ["a good good film of its time", ""]], object)
+    (together,) = session.run(None, {"x": texts})
+    assert together.tolist() == [[1, 0, 1, 1], [0, 1, 0, 0], [2, 0, 1, 1]]
+    assert together[1].tolist() == session.run(None, {"x": texts[1:2]})[0][0].tolist()
+
+
+@pytest.mark.parametrize("said", LONGEST)
+def test_what_depends_on_the_longest_text_is_not_shown_to_be_apart(said: str, tmp_path: Path) -> None:
+    """Broken: a large request is cut, and a text's answer depends on which others are in its part."""
+    assert said in find_mixed_rows(of_texts(LONGEST[said], tmp_path), 10, {})
