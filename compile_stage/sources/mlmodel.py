@@ -116,13 +116,21 @@ def tensor_names(source: SourceModel) -> tuple[tuple[str, ...] | None, tuple[str
     return _tensor_names(described.inputs), _tensor_names(described.outputs)
 
 
-def open_axes(source: SourceModel) -> dict[str, tuple[int, ...]]:
-    """Input → the axes that the signature leaves open (-1); empty unless it is of tensors that are all named."""
+def open_axes(source: SourceModel, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Input → the axes that the signature leaves open (-1); empty where its tensors are not these inputs.
+
+    Args:
+        names: The model's inputs. A signature of one tensor need not name it.
+    """
     specs = read(source).inputs
-    if _tensor_names(specs) is None:
-        return {}
-    shapes = {str(spec["name"]): spec.get("tensor-spec", {}).get("shape", ()) for spec in specs or ()}
-    return {name: tuple(axis for axis, size in enumerate(shape) if size == -1) for name, shape in shapes.items()}
+    own = _tensor_names(specs)
+    if own is None and specs and _of_tensors(specs) and len(specs) == len(names) == 1:
+        own = tuple(names)
+    shapes = [spec.get("tensor-spec", {}).get("shape", ()) for spec in specs or ()]
+    return {
+        name: tuple(axis for axis, size in enumerate(shape) if size == -1)
+        for name, shape in zip(own or (), shapes, strict=False)
+    }
 
 
 def columns(source: SourceModel) -> tuple[str, ...] | None:

@@ -567,7 +567,7 @@ def _open_axes(
     source: SourceModel, names: Sequence[str], arrays: Sequence[Any], shapes: Mapping[str, ShapeRange]
 ) -> list[tuple[int, ...]]:
     """Of each input: the batch, the axes that the signature leaves open, and those of which another size is asked."""
-    logged = mlmodel.open_axes(source)
+    logged = mlmodel.open_axes(source, names)
     found = []
     for name, array in zip(names, arrays, strict=True):
         axes = {0, *logged.get(name, ())}
@@ -580,7 +580,7 @@ def _open_axes(
 
 def _fixed_sizes(source: SourceModel, signature: Signature) -> list[str]:
     """Notes of the sizes that the logged signature leaves open, and of which the program takes one alone."""
-    logged = mlmodel.open_axes(source)
+    logged = mlmodel.open_axes(source, [spec.name for spec in signature.inputs])
     return [
         f"the logged signature leaves axis {axis} of {spec.name!r} open, and its program takes {spec.shape[axis]} "
         f"alone: so does what is made of it"

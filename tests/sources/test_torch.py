@@ -1058,6 +1058,17 @@ def test_a_dimension_is_open_that_the_signature_or_the_policy_leaves_open(
     np.testing.assert_allclose(session.run(None, given)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_signature_without_names_leaves_its_axes_open_too(tmp_path: Path, prove: Proof) -> None:
+    """Broken: a network logged with `TensorSpec(type, (-1, -1, 4))`, as MLflow's documentation writes it, would be
+    compiled for its example's length alone, and nothing would say so."""
+    rows = np.random.default_rng(0).random((4, 9, 4), dtype=np.float32)
+    signature = ModelSignature(Schema([SpecOfTensor(np.dtype(np.float32), (-1, -1, 4))]))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()).eval()
+    source = save(tmp_path / "m", net, rows, signature=signature, serialization_format="pickle")
+    model = prove(source, {"input": rows[:, :5]}, compliance=PICKLES)
+    assert str(model.signature.inputs[0]) == "input: float32[batch, input_1, 4]"
+
+
 class Branching(Texts):
     """Of more than ten ids it takes the first ten, plus one."""
 
