@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
 _Place = tuple[str, int]
 """An input and its axis."""
 
+_Point = tuple[dict[_Place, int], frozenset[str]]
+"""The size of each axis, and the conditions that these sizes break."""
+
 _SIZE = re.compile(r"L((?:\[[^\]]+\])+)\.size\(\)\[(\d+)\]")
 _LARGEST = 2**22  # elements of an input that is made to compare with
-_TRIES = 4  # sizes that break a condition
+_TRIES = 4  # sizes that break a condition; and as many pairs of sizes
+_PAIRED = 40  # values of a size that is moved together with another
 _LONGEST_S = 60.0  # for all of them; after that no condition is found harmless
 _MOST_BYTES = 500_000_000  # of a graph that is loaded beside the original; the program stands for a larger one
 _TOLERANCE = 3e-4  # of the original's largest answer: another way through a forward is further off
@@ -83,20 +89,49 @@ def compare(
     """
     if program.example_inputs is None:
         return Compared()
-    points = _points(model, program, conditions)
+    space = _Space(model, program)
+    points = _points(space, conditions)
     if not points:
         return Compared()
     run = _Runs(model, program, original)
     if not run.alike({}):  # what differs already is for validation to say
         return Compared()
-    outcomes, ends = [], time.monotonic() + _LONGEST_S
+    outcomes: list[tuple[bool | None, frozenset[str]]] = []
+    ends = time.monotonic() + _LONGEST_S
     for sizes, broken in points:
-        if time.monotonic() < ends:
-            outcomes.append((run.alike(sizes), broken))
+        if time.monotonic() >= ends:
+            return Compared(_needed(conditions, outcomes))
+        outcomes.append((run.alike(sizes), broken))
+    needed = _needed(conditions, outcomes)
+    # Where the height alone is moved, one condition on the area explains all that is answered otherwise, and hides
+    # that the height has one of its own. So two are moved together, to where all holds that is known to be needed.
+    counted: Counter[str] = Counter()
+    for sizes, broken in _pairs(space, conditions):
+        if broken & {each.text for each in needed} or all(counted[text] >= _TRIES for text in broken):
+            continue
+        if time.monotonic() >= ends:
+            return Compared(needed)
+        counted.update(broken)
+        outcomes.append((run.alike(sizes), broken))
+        if outcomes[-1][0] is False:
+            needed = _needed(conditions, outcomes)
+    kept = {condition.text for condition in needed}
     right = [broken for alike, broken in outcomes if alike]
-    wrong = [broken for alike, broken in outcomes if alike is False]
+    doubtful = set(chain.from_iterable(broken for alike, broken in outcomes if not alike and not broken & kept))
+    return Compared(needed, frozenset(chain.from_iterable(right)) - doubtful)
+
+
+def _needed(
+    conditions: Sequence[SizeCondition], outcomes: Sequence[tuple[bool | None, frozenset[str]]]
+) -> tuple[SizeCondition, ...]:
+    """Conditions of which one at least is broken wherever the answers differed.
+
+    Args:
+        outcomes: Whether both answered alike (None: neither answered), and what was broken there.
+    """
+    right = [broken for alike, broken in outcomes if alike]
+    left = [broken for alike, broken in outcomes if alike is False]
     needed: list[SizeCondition] = []
-    left = wrong
     while left:
         # Of those that explain what is left, the one that refuses the least that was answered rightly.
         chosen = min(
@@ -108,59 +143,94 @@ def compare(
         )
         needed.append(chosen)
         left = [broken for broken in left if chosen.text not in broken]
-    if len(outcomes) < len(points):
-        return Compared(tuple(needed))
-    kept = {condition.text for condition in needed}
-    doubtful = set(chain.from_iterable(broken for alike, broken in outcomes if not alike and not broken & kept))
-    return Compared(tuple(needed), frozenset(chain.from_iterable(right)) - doubtful)
+    return tuple(needed)
 
 
-def _points(
-    model: PortableModel, program: ExportedProgram, conditions: Sequence[SizeCondition]
-) -> list[tuple[dict[_Place, int], frozenset[str]]]:
+class _Space:
+    """The sizes that a program takes.
+
+    Attributes:
+        known: The example's size of each symbol.
+        symbols: Those that can be moved. The batch is the example's.
+    """
+
+    def __init__(self, model: PortableModel, program: ExportedProgram) -> None:
+        import torch
+
+        nodes = {node.name: node for node in program.graph.nodes}
+        leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
+        self._expressions: dict[_Place, Any] = {}
+        self.known: dict[Any, int] = {}
+        batches: set[Any] = set()
+        for spec, name, leaf in zip(model.signature.inputs, program.graph_signature.user_inputs, leaves, strict=True):
+            for axis, (size, own) in enumerate(zip(nodes[str(name)].meta["val"].shape, leaf.shape, strict=True)):
+                expression = self._expressions[spec.name, axis] = size if isinstance(size, int) else size.node.expr
+                if getattr(expression, "is_Symbol", False):
+                    self.known[expression] = int(own)
+                    if axis == 0:
+                        batches.add(expression)
+        self.symbols = sorted(set(self.known) - batches, key=str)
+
+    def at(self, moved: Mapping[Any, int]) -> dict[_Place, int] | None:
+        """Each axis's size where these symbols have other values than the example's; None where one would be none, or
+        an input too large to compare with."""
+        values = {**self.known, **moved}
+        sizes = {
+            place: expression if isinstance(expression, int) else int(expression.subs(values))
+            for place, expression in self._expressions.items()
+        }
+        elements: dict[str, int] = {}
+        for (name, _), size in sizes.items():
+            elements[name] = elements.get(name, 1) * size
+        return sizes if min(sizes.values()) > 0 and max(elements.values()) <= _LARGEST else None
+
+
+def _points(space: _Space, conditions: Sequence[SizeCondition]) -> list[_Point]:
     """Sizes to compare at, one open size being moved away from the example's at a time, and the conditions that each
-    breaks. The batch is the example's."""
-    import torch
-
-    nodes = {node.name: node for node in program.graph.nodes}
-    leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
-    expressions: dict[_Place, Any] = {}
-    known: dict[Any, int] = {}
-    batches: set[Any] = set()
-    for spec, name, leaf in zip(model.signature.inputs, program.graph_signature.user_inputs, leaves, strict=True):
-        for axis, (size, own) in enumerate(zip(nodes[str(name)].meta["val"].shape, leaf.shape, strict=True)):
-            expression = expressions[spec.name, axis] = size if isinstance(size, int) else size.node.expr
-            if getattr(expression, "is_Symbol", False):
-                known[expression] = int(own)
-                if axis == 0:
-                    batches.add(expression)
-    found: dict[tuple[int, ...], tuple[dict[_Place, int], frozenset[str]]] = {}
-    for symbol in sorted(set(known) - batches, key=str):
-        tried = {*range(1, min(2 * known[symbol] + 3, 66)), *_constants(conditions)}
-        at = {}
-        for value in sorted(tried, key=lambda value: (abs(value - known[symbol]), value)):
-            sizes = _sizes(expressions, {**known, symbol: value})
-            if sizes is not None:
-                broken = frozenset(each.text for each in conditions if not each.holds(sizes))
-                at[value] = sizes, broken
+    breaks: of each condition the nearest of these sizes, and the farthest."""
+    found: dict[tuple[int, ...], _Point] = {}
+    for symbol in space.symbols:
+        own = space.known[symbol]
+        tried = {*range(1, min(2 * own + 3, 66)), *_near(own), *_constants(conditions)}
+        at = [{symbol: value} for value in sorted(tried, key=lambda value: (abs(value - own), value))]
+        points = _broken(space, at, conditions)
         for condition in conditions:
-            breaking = [value for value, (_, broken) in at.items() if condition.text in broken]
-            for value in {*breaking[: _TRIES - 1], *breaking[-1:]}:
-                sizes, broken = at[value]
+            breaking = [point for point in points if condition.text in point[1]]
+            for sizes, broken in [*breaking[: _TRIES - 1], *breaking[-1:]]:
                 found[tuple(sizes.values())] = sizes, broken
     return list(found.values())
 
 
-def _sizes(expressions: Mapping[_Place, Any], values: Mapping[Any, int]) -> dict[_Place, int] | None:
-    """Each axis's size; None where one would be none, or an input too large to compare with."""
-    sizes = {
-        place: expression if isinstance(expression, int) else int(expression.subs(values))
-        for place, expression in expressions.items()
-    }
-    elements: dict[str, int] = {}
-    for (name, _), size in sizes.items():
-        elements[name] = elements.get(name, 1) * size
-    return sizes if min(sizes.values()) > 0 and max(elements.values()) <= _LARGEST else None
+def _pairs(space: _Space, conditions: Sequence[SizeCondition]) -> list[_Point]:
+    """Sizes where two open ones are not the example's, and the conditions that each breaks; the nearest first."""
+    values = {}
+    for symbol, own in space.known.items():
+        tried = {1, 2, *_near(own), *_constants(conditions)} - {own}
+        values[symbol] = sorted(tried, key=lambda value: (abs(math.log(value / own)), value))[:_PAIRED]
+    at = [
+        {first: one, second: other}
+        for first, second in combinations(space.symbols, 2)
+        for one, other in product(values[first], values[second])
+    ]
+    at.sort(key=lambda moved: sum(abs(math.log(value / space.known[symbol])) for symbol, value in moved.items()))
+    return _broken(space, at, conditions)
+
+
+def _broken(space: _Space, at: Iterable[Mapping[Any, int]], conditions: Sequence[SizeCondition]) -> list[_Point]:
+    """Of these sizes those that can be, and break a condition."""
+    found = []
+    for moved in at:
+        sizes = space.at(moved)
+        broken = frozenset(each.text for each in conditions if not each.holds(sizes)) if sizes is not None else None
+        if sizes is not None and broken:
+            found.append((sizes, broken))
+    return found
+
+
+def _near(own: int) -> set[int]:
+    """Sizes beside this one, its multiples and its parts."""
+    sizes = {own + step for step in (-2, -1, 0, 1, 2)} | {own * k for k in (2, 3, 4)} | {own // k for k in (2, 3, 4)}
+    return {size for size in sizes if size > 0}
 
 
 def _constants(conditions: Sequence[SizeCondition]) -> set[int]:
