@@ -35,7 +35,7 @@ def demand_shapes(signature: Signature, shapes: Mapping[str, ShapeRange], source
         for axis, size in enumerate(spec.shape):
             asked = [s for s in (wanted.min[axis], wanted.typical[axis], wanted.max[axis]) if s != size]
             if isinstance(size, int) and asked:
-                raise _fixed(name, axis, size, max(asked), source)
+                raise _fixed(signature, name, axis, max(asked), source)
 
 
 _OPENED = "log the model with that dimension open, if it computes with other sizes"
@@ -51,16 +51,29 @@ _BATCH_OPENED_BY = {
 }
 
 
-def how_to_open_the_batch(flavor: str) -> str:
+def how_to_open_the_batch(signature: Signature, flavor: str) -> str:
     """What to do about a model that takes one batch size, by the flavor that it was logged with."""
+    sizes = {spec.name: spec.batch for spec in signature.inputs if isinstance(spec.batch, int)}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{size} in {name!r}" for name, size in sizes.items())
+        return (
+            f"axis 0 of every input must be the batch, and is {listed}: log a model that takes a state of "
+            "[layers, batch, width] as [batch, layers, width], and transposes it"
+        )
+    if flavor == "pytorch" and max(sizes.values(), default=0) > 1:
+        return (
+            "leave the batch open in its signature (-1), and have its forward compute with any: sizes from x.shape[0], "
+            "and no loop over the rows or list of a result for each"
+        )
     return _BATCH_OPENED_BY.get(flavor, _BATCH_OPENED)
 
 
-def _fixed(name: str, axis: int, size: int, asked: int, source: SourceModel) -> SourceError:
+def _fixed(signature: Signature, name: str, axis: int, asked: int, source: SourceModel) -> SourceError:
+    size = signature.input(name).shape[axis]
     if axis == 0:
         return SourceError(
             f"the export has fixed batch {size}, the policy asks for batch {asked}",
-            fix=f"{how_to_open_the_batch(source.flavor)}, or ask for that batch only",
+            fix=f"{how_to_open_the_batch(signature, source.flavor)}, or ask for that batch only",
             where=source.uri,
         )
     return SourceError(

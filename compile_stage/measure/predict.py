@@ -151,7 +151,9 @@ class _Writer:
         if array.ndim == 0 or len(array) != size:
             shape = list(array.shape)
             raise SourceError(
-                f"output {self._name!r} has the shape {shape} for a batch of {size}; its axis 0 must be the batch"
+                f"output {self._name!r} has the shape {shape} for a batch of {size}; its axis 0 must be the batch",
+                fix="log a model that leaves out what is no answer to a sample (a loss, a constant), and that answers "
+                "each with as many results (the best k, or padded)",
             )
         if array.dtype.kind == "U":
             self._text.append(array[:rows])

@@ -45,17 +45,21 @@ def tracing() -> Iterator[None]:
     """Around a call of torch.export.export: without its warnings of deprecations inside the tracer, and with the sizes
     in an einsum of three and more tensors left open. Where the package opt_einsum is installed, PyTorch has it choose
     their order by their sizes, and so the trace takes the example's batch for the only one; without, they are
-    multiplied as they stand. LSTM and GRU keep an open length (`recurrent_lengths_open`)."""
+    multiplied as they stand. LSTM and GRU keep an open length (`recurrent_lengths_open`). Distributions are made
+    without a look at their arguments' values, at which a trace ends."""
     from torch.backends import opt_einsum
+    from torch.distributions import Distribution
 
-    before = opt_einsum.enabled
+    before, validated = opt_einsum.enabled, Distribution._validate_args
     opt_einsum.enabled = False
+    Distribution.set_default_validate_args(False)
     try:
         with warnings.catch_warnings(), recurrent_lengths_open():
             warnings.simplefilter("ignore")
             yield
     finally:
         opt_einsum.enabled = before
+        Distribution.set_default_validate_args(validated)
 
 
 @contextmanager

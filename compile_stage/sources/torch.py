@@ -33,7 +33,7 @@ from compile_stage.plugin_support.torch_programs import (
     tracing,
     use_threads,
 )
-from compile_stage.sources import graph, mlmodel, pt2
+from compile_stage.sources import graph, mlmodel, pt2, torch_forward
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.torch_operators import optimiser_corrected, translations, write_for_exporter
@@ -180,7 +180,7 @@ def refuse_program(program: ExportedProgram) -> str | None:
         values |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
         values.update(node.kwargs)
         training = values.get("training", values.get("train"))
-        if training is True:
+        if training is True and values.get("dropout", values.get("p")) != 0:
             return (
                 f"it was logged in training mode ({schema.name.removeprefix('aten::')} is live), so two calls differ: "
                 "call model.eval() before logging it; where its forward says training=True itself, have it say "
@@ -521,8 +521,8 @@ def _export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeR
             if axes == wanted and wanted != batch_alone:
                 continue
             raise SourceError(
-                f"torch.export can't trace it: {_reason(error)}",
-                fix="make its forward traceable by torch.export",
+                f"torch.export can't trace it{torch_forward.place_of(error)}: {_reason(error)}",
+                fix=torch_forward.advice(error),
                 where=source.uri,
             ) from error
     raise AssertionError("unreachable")
@@ -559,8 +559,18 @@ def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) ->
             array = np.concatenate([array, array], axis=axis) if array.shape[axis] == 1 else array
         example.append(torch.from_numpy(array))
     dynamic = tuple(dict.fromkeys(opened, torch.export.Dim.AUTO) for opened in axes)
+    shapes = _by_argument(module, dynamic)
     with tracing():
-        return torch.export.export(module, tuple(example), dynamic_shapes=_by_argument(module, dynamic))
+        try:
+            program = torch.export.export(module, tuple(example), dynamic_shapes=shapes)
+        except Exception as error:
+            if not torch_forward.has_unknown_answer(error):
+                raise
+        else:
+            if not torch_forward.has_absent_answer(program):
+                return program
+        torch_forward.answers_plainly(module)
+        return torch.export.export(module, tuple(example), dynamic_shapes=shapes)
 
 
 def _open_axes(

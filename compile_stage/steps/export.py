@@ -184,7 +184,7 @@ def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target
         raise SourceError(
             f"the model takes batches of {fixed} only, and target {target.name!r} asks for batches of "
             f"{', '.join(map(str, others))}",
-            fix=f"{how_to_open_the_batch(source.flavor)}, or set batch_sizes: [{fixed}]",
+            fix=f"{how_to_open_the_batch(signature, source.flavor)}, or set batch_sizes: [{fixed}]",
             where=source.uri,
         )
 

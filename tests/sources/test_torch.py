@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -8,6 +9,7 @@ import struct
 import zipfile
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from mlflow.types import TensorSpec as SpecOfTensor
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.plugin_support.torch_programs import changed_tensors
+from compile_stage.serving.size_conditions import SizeCondition
 from compile_stage.sources import pt2, torch_sizes
 from compile_stage.sources.torch import TorchSource, save_program, signature_of
 from compile_stage.sources.torch_operators import optimiser_corrected
 from compile_stage.sources.torch_size_limits import _limits
+from compile_stage.steps.export import demand_batch_sizes
 
 from .conftest import Proof, run_onnx, source_of
 
@@ -1132,6 +1136,39 @@ def test_what_a_forward_asks_of_a_size_is_a_condition_only_where_it_changes_answ
     assert (model.smallest, model.largest, model.conditions) == (smallest, {}, conditions)
 
 
+class Positions(torch.nn.Module):
+    """A vision transformer's patches, with trained positions for 4 by 4 of them, resized for other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = torch.nn.Parameter(torch.arange(16.0).reshape(1, 1, 4, 4))
+
+    def forward(self, image: Any) -> Any:
+        patches, places = torch.nn.functional.avg_pool2d(image, 4), self.places
+        if patches.shape[-2:] != (4, 4):
+            places = torch.nn.functional.interpolate(places, size=patches.shape[-2:], mode="bilinear")
+        return patches.flatten(2).transpose(1, 2) + places.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("side", [16, 18])
+def test_a_condition_on_a_product_does_not_hide_those_on_its_factors(tmp_path: Path, side: int) -> None:
+    """Broken: a picture of 2 by 8 patches, which are 16 too, is answered with the positions of 4 by 4 patches without
+    a word."""
+    images = np.random.default_rng(0).random((2, 1, side, side), dtype=np.float32)
+    signature = ModelSignature(Schema([SpecOfTensor(np.dtype(np.float32), (-1, 1, -1, -1), "image")]))
+    source = save(tmp_path / "m", Positions(), images, signature=signature, serialization_format="pickle")
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    conditions = [SizeCondition(text) for text in model.conditions]
+
+    def taken(height: int, width: int) -> bool:
+        return all(each.holds({("image", 2): height, ("image", 3): width}) for each in conditions)
+
+    assert taken(16, 16)
+    assert taken(19, 17)
+    for height, width in ((8, 32), (32, 8), (4, 64), (32, 16), (20, 20)):
+        assert not taken(height, width), (height, width)
+
+
 def test_a_policy_that_asks_for_sizes_that_break_a_condition_is_refused(tmp_path: Path) -> None:
     """Broken: what the policy promises is published, and answered by the way of other sizes."""
     source = saved_sequence(tmp_path / "model", Sized("even"), length=12, opened=True)
@@ -1202,6 +1239,127 @@ def test_a_dimension_that_the_forward_has_fixed_stays_so_and_the_message_says_it
     with pytest.raises(SourceError, match="fixed dimension 1 of input 'ids' to 7, the policy asks for 40") as refused:
         TorchSource().export(source, LONGER, tmp_path / "out2")
     assert "computes with this size alone" in refused.value.fix
+
+
+class Stateful(torch.nn.Module):
+    """A GRU whose state lies as PyTorch has it, [layers, batch, width]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = torch.nn.GRU(4, 3, 2, batch_first=True)
+
+    def forward(self, rows: Any, state: Any) -> Any:
+        return self.gru(rows, state)
+
+
+def test_a_state_whose_axis_0_is_no_batch_is_refused_with_how_to_log_it(tmp_path: Path) -> None:
+    """Broken: the message says to log an example of two rows or more, which it has."""
+    example = {"rows": np.ones((4, 5, 4), np.float32), "state": np.ones((2, 4, 3), np.float32)}
+    source = save(tmp_path / "m", Stateful().eval(), example, serialization_format="pickle")
+    signature = TorchSource().export(source, {}, tmp_path / "out").signature
+    with pytest.raises(SourceError, match="takes batches of 2 only") as refused:
+        demand_batch_sizes(source, signature, Target(name="cpu", batch_sizes=(1, 8)))
+    assert "must be the batch, and is 4 in 'rows', 2 in 'state'" in refused.value.fix
+    assert "two rows or more" not in refused.value.fix
+
+
+class ByRow(torch.nn.Module):
+    def forward(self, rows: Any) -> Any:
+        return torch.stack([row / row.sum() for row in rows])
+
+
+def test_a_forward_with_a_loop_over_the_rows_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    """Broken: the message says to log an example of two rows or more, which it has."""
+    source = save(tmp_path / "m", ByRow().eval(), ROWS, serialization_format="pickle")
+    signature = TorchSource().export(source, {}, tmp_path / "out").signature
+    with pytest.raises(SourceError, match=f"takes batches of {len(ROWS)} only") as refused:
+        demand_batch_sizes(source, signature, Target(name="cpu", batch_sizes=(1, 8)))
+    assert "no loop over the rows" in refused.value.fix
+
+
+@dataclass
+class Prediction:
+    logits: Any
+    loss: Any = None
+    layers: Any = ()
+
+
+class Answering(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, rows: Any) -> Any:
+        logits = rows * 2
+        if self.kind == "dataclass":
+            return Prediction(logits, layers=(rows + 1, None))
+        return {"dict": {"logits": logits, "loss": None}, "tuple": (logits, None)}.get(self.kind, Unknown(logits))
+
+
+class Unknown:
+    def __init__(self, logits: Any) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("dataclass", ["output_0", "output_1"]), ("dict", ["logits"]), ("tuple", ["output"])],
+)
+def test_a_dataclass_is_answered_by_its_tensors_and_none_left_out(
+    tmp_path: Path, prove: Proof, kind: str, names: list[str]
+) -> None:
+    """Broken: what most networks of transformers answer (a ModelOutput, with None for a loss) is refused."""
+    signature = infer_signature(ROWS)
+    source = save(tmp_path / "m", Answering(kind).eval(), ROWS, signature=signature, serialization_format="pickle")
+    model = prove(source, {"rows": ROWS}, compliance=PICKLES)
+    assert [spec.name for spec in model.signature.outputs] == names
+
+
+def test_where_a_trace_ends_is_named_with_what_to_answer(tmp_path: Path) -> None:
+    """Broken: a message of the tracer's without a line of the model's code, and no advice that helps."""
+    source = save(tmp_path / "m", Answering("other").eval(), ROWS, serialization_format="pickle")
+    with pytest.raises(SourceError, match=r"can't trace it: .*Unknown") as refused:
+        TorchSource().export(source, {}, tmp_path / "out")
+    assert "a tensor, or a tuple or dict of tensors" in refused.value.fix
+    source = save(tmp_path / "d", ByData().eval(), ROWS, serialization_format="pickle")
+    line = inspect.getsourcelines(ByData.forward)[1] + 1
+    with pytest.raises(SourceError, match=rf"trace it \(in forward, line {line} of test_torch.py\)"):
+        TorchSource().export(source, {}, tmp_path / "out")
+
+
+class ByData(torch.nn.Module):
+    def forward(self, rows: Any) -> Any:
+        return rows + 1 if rows.sum() > 0 else rows
+
+
+class Density(torch.nn.Module):
+    """The density of a normal distribution, as flows and forecasts compute it."""
+
+    def forward(self, mean: Any, value: Any) -> Any:
+        return torch.distributions.Normal(mean, torch.ones_like(mean)).log_prob(value)
+
+
+def test_a_distribution_in_a_forward_is_traced(tmp_path: Path, prove: Proof) -> None:
+    """Broken: it looks whether its arguments are numbers, at which the trace ends."""
+    validated = torch.distributions.Distribution._validate_args
+    example = {"mean": ROWS, "value": ROWS + 1}
+    signature = infer_signature(example)
+    source = save(tmp_path / "m", Density(), example, signature=signature, serialization_format="pickle")
+    prove(source, {"mean": ROWS, "value": ROWS + 2}, compliance=PICKLES)
+    assert torch.distributions.Distribution._validate_args is validated
+
+
+def test_a_recurrent_network_without_dropout_draws_nothing_in_training(tmp_path: Path, prove: Proof) -> None:
+    """Broken: it is refused because two calls of it would differ, and they don't."""
+    torch.manual_seed(0)
+    rows = np.random.default_rng(0).random((4, 5, 3), dtype=np.float32)
+    net = torch.nn.Sequential(torch.nn.GRU(3, 2, batch_first=True), First(), torch.nn.Dropout(0.0))
+    prove(save(tmp_path / "m", net.train(), rows, signature=infer_signature(rows, rows[..., :2])), {"input": rows})
+
+
+class First(torch.nn.Module):
+    def forward(self, given: Any) -> Any:
+        return given[0]
 
 
 class Bundled(torch.nn.Module):

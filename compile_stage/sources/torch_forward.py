@@ -1,0 +1,72 @@
+"""The forward of a pickled module: answers that PyTorch's tracer does not take, and where in its code a trace ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_UNKNOWN = "which is not a known type"  # torch.export's words for a class in an answer
+
+
+def answers_plainly(module: Any) -> None:
+    """Have the module answer a dict of the fields of a dataclass (or of a ModelOutput of transformers), and leave out
+    what is None: `loss` without labels, the weights of an attention that gives none."""
+    module.register_forward_hook(lambda _module, _given, answer: _plain(answer))
+
+
+def has_unknown_answer(error: BaseException) -> bool:
+    """Whether a trace ended at an answer whose class the tracer does not know."""
+    return _UNKNOWN in str(error)
+
+
+def has_absent_answer(program: ExportedProgram) -> bool:
+    """Whether one of the program's answers is None."""
+    arguments = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    return any(type(each).__name__ == "ConstantArgument" and each.value is None for each in arguments)
+
+
+def _plain(answer: Any) -> Any:
+    if isinstance(answer, Mapping):
+        return _without_none(answer)
+    if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
+        return _without_none({field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)})
+    if isinstance(answer, tuple) and hasattr(answer, "_fields"):
+        return _without_none(answer._asdict())
+    if isinstance(answer, list | tuple):
+        return type(answer)(_plain(value) for value in answer if value is not None)
+    return answer
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in fields.items() if value is not None}
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the model's code at which a trace ended, such as ` (in forward, line 31 of net.py)`; empty where the
+    error came from none."""
+    import torch
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        packages = "site-packages" in frame.filename  # which lie within the standard library's folder
+        if frame.filename.startswith(others[:2]) or (frame.filename.startswith(others[2]) and not packages):
+            continue
+        if not frame.filename.startswith("<"):
+            return f" (in {frame.name}, line {frame.lineno} of {Path(frame.filename).name})"
+    return ""
+
+
+def advice(error: BaseException) -> str:
+    """What to change in a forward that can't be traced."""
+    if has_unknown_answer(error):
+        return "have its forward answer a tensor, or a tuple or dict of tensors"
+    return "make its forward traceable by torch.export"
