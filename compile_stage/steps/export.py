@@ -44,7 +44,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "compliance": compliance,
     }
     stored = context.cached(
-        "inspect/14",
+        "inspect/15",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -111,7 +111,7 @@ def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Targ
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
-        "export/12",
+        "export/13",
         "",
         key,
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
@@ -142,7 +142,7 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "export-program/10",
+        "export-program/11",
         "",
         key,
         lambda into: _relative(
