@@ -77,6 +77,8 @@ class _Diagnosing:
         model = candidate.portable or inputs.portable
         if "stablehlo" in (model.form, inputs.portable.form):
             raise UsageError(f"{job.id} starts from StableHLO, and debug compares the nodes of ONNX graphs")
+        if inputs.portable.form != "onnx":
+            raise UsageError(f"the source of {job.id} has no ONNX, and debug compares the nodes of ONNX graphs")
         if has_cache(inputs.portable.signature):
             raise UsageError(f"{job.id} hands on a cache from token to token, and debug compares graphs of one pass")
         diagnosis = Diagnosis(

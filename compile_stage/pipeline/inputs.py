@@ -83,8 +83,9 @@ class TargetInputs:
 
     @cached_property
     def exported(self) -> PortableModel:
-        """The source as ONNX; as StableHLO where it has no ONNX, and no job that needs it goes further."""
-        return export(self._context, self._worker, self.source, self.target)
+        """The source as ONNX; where it has none as StableHLO or as a PyTorch program, and no job that needs ONNX goes
+        further."""
+        return export(self._context, self._worker, self.source, self.target, self._jobs)
 
     @cached_property
     def portable(self) -> PortableModel:

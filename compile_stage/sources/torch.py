@@ -179,6 +179,8 @@ def refuse_program(program: ExportedProgram) -> str | None:
         }
         values |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)}
         values.update(node.kwargs)
+        if schema.name == "aten::embedding_renorm_":
+            return _scaled_table(program, values)
         training = values.get("training", values.get("train"))
         if training is True and values.get("dropout", values.get("p")) != 0:
             return (
@@ -223,6 +225,17 @@ def refuse_program(program: ExportedProgram) -> str | None:
     if half:
         return f"its tensors {', '.join(half)} are bfloat16, which arrays don't have: log the model in float32"
     return None
+
+
+def _scaled_table(program: ExportedProgram, values: Mapping[str, Any]) -> str:
+    """The reason of an embedding with `max_norm`. What scales all rows at once is what its calls do row by row."""
+    held = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}
+    table = next((held[name] for name in sorted(read_for([values["self"]])) if name in held), "weight")
+    return (
+        f"its embedding has max_norm, by which a call changes its table {table}: scale the table once before logging "
+        f"it, and it answers the same without (net.{table}.data.renorm_({values['norm_type']:g}, 0, "
+        f"{values['max_norm']:g}); net.{table.removesuffix('weight')}max_norm = None)"
+    )
 
 
 def _state(program: ExportedProgram) -> list[str]:
@@ -323,7 +336,8 @@ def export_graph(
         names_operation = "No ONNX function" in reason or "DispatchError" in reason
         raise SourceError(
             f"PyTorch's ONNX exporter refuses it: {reason}",
-            fix="replace the operation it names in the model's forward"
+            fix="replace the operation it names in the model's forward, or add a backend that starts from the PyTorch "
+            "program (inductor, torchscript, executorch) to the target's backends"
             if names_operation
             else "this is PyTorch's own message: torch.onnx.export(program, dynamo=True) of the logged program shows "
             "all of it",

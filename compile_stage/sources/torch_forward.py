@@ -60,6 +60,8 @@ def place_of(error: BaseException) -> str:
         packages = "site-packages" in frame.filename  # which lie within the standard library's folder
         if frame.filename.startswith(others[:2]) or (frame.filename.startswith(others[2]) and not packages):
             continue
+        if frame.filename == "<dynamic-code>":  # what cloudpickle calls the file of a class that was in a notebook
+            return f" (in {frame.name}, line {frame.lineno} of the file or cell that it was written in)"
         if not frame.filename.startswith("<"):
             return f" (in {frame.name}, line {frame.lineno} of {Path(frame.filename).name})"
     return ""
@@ -69,4 +71,8 @@ def advice(error: BaseException) -> str:
     """What to change in a forward that can't be traced."""
     if has_unknown_answer(error):
         return "have its forward answer a tensor, or a tuple or dict of tensors"
+    if "quantized" in str(error):
+        return (
+            "log the network as it was before it was quantised: the policy's precisions say what is made of it (int8)"
+        )
     return "make its forward traceable by torch.export"

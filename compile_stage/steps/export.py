@@ -91,8 +91,9 @@ def _unsupported(source: SourceModel) -> SourceError:
     )
 
 
-def export(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    """The source as ONNX, for what a target asks for; as StableHLO where it has that and no ONNX.
+def export(context: Context, worker: Worker, source: SourceModel, target: Target, jobs: Sequence[Job]) -> PortableModel:
+    """The source as ONNX, for what a target asks for. Where it has no ONNX: as StableHLO, if it is given so, or as a
+    PyTorch program, if that is what one of the jobs, all of this target, starts from.
 
     Raises:
         SourceError: It can't be exported, or has fixed a shape that the target wants otherwise.
@@ -100,9 +101,12 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
     try:
         model = _as_onnx(context, worker, source, target)
     except SourceError:
-        if plugins.load("sources", source.flavor).capabilities.forms[0] != "stablehlo":
+        if plugins.load("sources", source.flavor).capabilities.forms[0] == "stablehlo":
+            model = _for_target("stablehlo")(context, worker, source, target)
+        elif any(job.form == "torch-export" for job in jobs):
+            model = _as_program(context, worker, source, target)
+        else:
             raise
-        model = _for_target("stablehlo")(context, worker, source, target)
     demand_batch_sizes(source, model.signature, target)
     return model
 

@@ -107,6 +107,8 @@ def _rows_of(call: Mapping[str, Any]) -> int:
 def _mixed_rows(worker: Worker, exported: PortableModel, samples: SampleSet, rows: int) -> str:
     """Why an answer is not shown to depend on its own row alone; empty where it is shown, or where there is no graph to
     read: of StableHLO and of a language model's generation the calls alone say it."""
+    if exported.form == "torch-export":
+        return "no operator can be read: it has no ONNX"
     if exported.form != "onnx" or has_cache(exported.signature):
         return ""
     try:

@@ -53,6 +53,49 @@ def torch_model(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_network_that_has_no_onnx_is_compiled_by_who_starts_from_its_program(
+    write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: one operator that PyTorch's ONNX exporter lacks refuses the whole run, though a backend of the policy
+    needs no ONNX; or batches that nobody has shown to be right are answered in parts."""
+    torch = pytest.importorskip("torch", reason="the PyTorch source needs torch")
+    import mlflow
+
+    from compile_stage import flavor
+    from compile_stage.core.errors import UsageError
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, a: Any, b: Any) -> Any:
+            return torch.linalg.matrix_exp((a - 2 * b).unflatten(1, (2, 2, 2))).flatten(1)
+
+    random = np.random.default_rng(0)
+    data = {name: random.standard_normal((64, 8)).astype(np.float32) / 4 for name in ("a", "b")}
+    np.savez(tmp_path / "data.npz", **data)
+    example = {name: array[:2] for name, array in data.items()}
+    mlflow.pytorch.save_model(
+        Net().eval(), str(tmp_path / "net"), input_example=list(example.values()), pip_requirements=["torch"],
+        signature=mlflow.models.infer_signature(example, np.zeros((2, 8), np.float32)), serialization_format="pt2",
+    )  # fmt: skip
+    both = write_policy("backends: [onnxruntime, torchscript], precisions: [fp32], batch_sizes: [1, 4]", FAST)
+    result = api.run(f"folder:{tmp_path / 'net'}", both, out=tmp_path / "both")
+    assert result.status == "passed", result.problem
+    (target,) = result.targets
+    assert {each.job.backend: each.state for each in target.candidates} == {
+        "onnxruntime": "refused",
+        "torchscript": "passed",
+    }
+    (refused,) = [each for each in target.candidates if each.state == "refused"]
+    assert "matrix_exp" in refused.reason
+    assert target.bundle is not None
+    batch = {name: array[:4] for name, array in data.items()}
+    with flavor.load_model(target.bundle.path) as model:
+        (answer,) = model.run(batch).values()
+        wanted = Net()(*map(torch.from_numpy, batch.values())).numpy()
+        np.testing.assert_allclose(answer, wanted, rtol=1e-4, atol=1e-5)
+        with pytest.raises(UsageError, match="batch"):
+            model.run({name: array[:11] for name, array in data.items()})
+
+
 SLOW = ("executorch", "inductor", "litert", "xla")
 
 

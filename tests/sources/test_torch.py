@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import os
@@ -1355,6 +1356,45 @@ def test_a_recurrent_network_without_dropout_draws_nothing_in_training(tmp_path:
     rows = np.random.default_rng(0).random((4, 5, 3), dtype=np.float32)
     net = torch.nn.Sequential(torch.nn.GRU(3, 2, batch_first=True), First(), torch.nn.Dropout(0.0))
     prove(save(tmp_path / "m", net.train(), rows, signature=infer_signature(rows, rows[..., :2])), {"input": rows})
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(9, 4, max_norm=1.0)
+
+    def forward(self, ids: Any) -> Any:
+        return self.words(ids).mean(1)
+
+
+@pytest.mark.parametrize("form", ["pt2", "pickle"])
+def test_an_embedding_that_scales_its_table_is_refused_with_what_answers_the_same(
+    tmp_path: Path, prove: Proof, form: str
+) -> None:
+    """Broken: the message says to log a model that takes its table as an input, which nobody can use."""
+    torch.manual_seed(0)
+    net, ids = Table().eval(), np.arange(27).reshape(3, 9) % 9
+    signature = infer_signature(ids, np.ones((3, 4), np.float32))
+    how: Any = {"signature": signature, "serialization_format": form}
+    reason = TorchSource().refuse(save(tmp_path / "m", copy.deepcopy(net), ids, **how), PICKLES)
+    assert reason is not None
+    advice = reason.partition("(")[2].removesuffix(")")
+    assert advice == "net.words.weight.data.renorm_(2, 0, 1); net.words.max_norm = None"
+    expected = copy.deepcopy(net)(torch.from_numpy(ids)).detach().numpy()
+    exec(advice, {"net": net})  # it is the message's advice that is tested
+    model = prove(save(tmp_path / "n", net, ids, **how), {"ids": ids}, compliance=PICKLES)
+    name = model.signature.inputs[0].name
+    np.testing.assert_allclose(run_onnx(model, {name: ids})["output"], expected, rtol=1e-5)
+
+
+def test_a_quantised_network_is_refused_with_what_to_log(tmp_path: Path) -> None:
+    """Broken: the message is about a field of a class of PyTorch's, and says to make forward traceable."""
+    net = torch.nn.Sequential(torch.nn.Linear(ROWS.shape[-1], 3))
+    net = torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear}, dtype=torch.qint8)
+    source = save(tmp_path / "m", net, ROWS, serialization_format="pickle")
+    with pytest.raises(SourceError) as refused:
+        TorchSource().export(source, {}, tmp_path / "out")
+    assert "before it was quantised" in refused.value.fix
 
 
 class First(torch.nn.Module):
