@@ -38,7 +38,7 @@ def _plain(answer: Any) -> Any:
     if dataclasses.is_dataclass(answer) and not isinstance(answer, type):
         return _without_none({field.name: getattr(answer, field.name) for field in dataclasses.fields(answer)})
     if isinstance(answer, tuple) and hasattr(answer, "_fields"):
-        return _without_none(answer._asdict())
+        return _without_none(dict(zip(answer._fields, answer, strict=True)))
     if isinstance(answer, list | tuple):
         return type(answer)(_plain(value) for value in answer if value is not None)
     return answer
