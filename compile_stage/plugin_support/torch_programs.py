@@ -45,14 +45,19 @@ def tracing() -> Iterator[None]:
     """Around a call of torch.export.export: without its warnings of deprecations inside the tracer, and with the sizes
     in an einsum of three and more tensors left open. Where the package opt_einsum is installed, PyTorch has it choose
     their order by their sizes, and so the trace takes the example's batch for the only one; without, they are
-    multiplied as they stand. LSTM and GRU keep an open length (`recurrent_lengths_open`). Distributions are made
-    without a look at their arguments' values, at which a trace ends."""
+    multiplied as they stand. LSTM and GRU keep an open length (`recurrent_lengths_open`). Distributions and
+    `torch.nn.Transformer` are traced without a look at values, at which a trace ends: the former ask whether their
+    arguments are valid, the latter whether its mask is a causal one, which it is applied as either way."""
     from torch.backends import opt_einsum
     from torch.distributions import Distribution
+    from torch.nn.modules import transformer
 
     before, validated = opt_einsum.enabled, Distribution._validate_args
+    looked: Any = getattr(transformer, "_detect_is_causal_mask", None)
     opt_einsum.enabled = False
     Distribution.set_default_validate_args(False)
+    if looked is not None:
+        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         with warnings.catch_warnings(), recurrent_lengths_open():
             warnings.simplefilter("ignore")
@@ -60,6 +65,8 @@ def tracing() -> Iterator[None]:
     finally:
         opt_einsum.enabled = before
         Distribution.set_default_validate_args(validated)
+        if looked is not None:
+            transformer._detect_is_causal_mask = looked
 
 
 @contextmanager

@@ -69,6 +69,8 @@ def place_of(error: BaseException) -> str:
 
 def advice(error: BaseException) -> str:
     """What to change in a forward that can't be traced."""
+    if has_unknown_answer(error) and "Cache'" in str(error):
+        return "have it answer without its cache (model.config.use_cache = False), or log it with mlflow.transformers"
     if has_unknown_answer(error):
         return "have its forward answer a tensor, or a tuple or dict of tensors"
     if "quantized" in str(error):

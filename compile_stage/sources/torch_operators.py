@@ -117,6 +117,7 @@ def write_for_exporter(program: ExportedProgram) -> None:
     _write_promoted_differences(program)
     _write_scattered_means(program)
     _write_hamming_windows(program)
+    _give_attention_heads(program)
     _keep_layouts_of_attention(program)
     program.graph_module.recompile()
 
@@ -229,6 +230,23 @@ def _largest_of_windows(program_graph: Any, given: Any, axis: int, count: int, s
             part = program_graph.call_function(aten.slice.Tensor, (given, axis, begin, end))
         largest.append(program_graph.call_function(aten.amax.default, (part, [axis], True)))
     return program_graph.call_function(aten.cat.default, (largest, axis)) if count > 1 else largest[0]
+
+
+def _give_attention_heads(program: ExportedProgram) -> None:
+    """Write attention of [batch, length, width], without heads, with one axis more, as the exporter wants it."""
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    for node in list(program_graph.nodes):
+        if node.target is not aten.scaled_dot_product_attention.default or node.meta["val"].ndim != 3:
+            continue
+        with program_graph.inserting_before(node):
+            given = [program_graph.call_function(aten.unsqueeze.default, (each, 0)) for each in node.args[:3]]
+        with program_graph.inserting_before(node.next):
+            answer = program_graph.call_function(aten.squeeze.dim, (node, 0))
+        use_instead(program, node, answer)
+        node.args = (*given, *node.args[3:])
+        node.meta = {**node.meta, "val": node.meta["val"].unsqueeze(0)}
 
 
 def _keep_layouts_of_attention(program: ExportedProgram) -> None:

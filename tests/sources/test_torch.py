@@ -1350,6 +1350,33 @@ def test_a_distribution_in_a_forward_is_traced(tmp_path: Path, prove: Proof) -> 
     assert torch.distributions.Distribution._validate_args is validated
 
 
+class Translating(torch.nn.Module):
+    """`torch.nn.Transformer` with the causal mask of its decoder, and attention without heads behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = torch.nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, given: Any, wanted: Any) -> Any:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(wanted.shape[1])
+        rows = self.both(given, wanted, tgt_mask=mask)
+        shown = (given.abs().sum(-1) > 0)[:, None].expand(-1, wanted.shape[1], -1)
+        return torch.nn.functional.scaled_dot_product_attention(rows, given, given, attn_mask=shown)
+
+
+def test_a_transformer_of_pytorchs_own_is_exported(tmp_path: Path, prove: Proof) -> None:
+    """Broken: its look at the values of its mask ends the trace, and attention of three axes the export; or what a mask
+    hides is looked at."""
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    example = {name: random.random((3, 5, 8), dtype=np.float32) for name in ("given", "wanted")}
+    example["given"][0, 3:] = 0
+    example["given"][1] = 0
+    signature = infer_signature(example, example["wanted"])
+    source = save(tmp_path / "m", Translating().eval(), example, signature=signature, serialization_format="pickle")
+    prove(source, example, compliance=PICKLES)
+
+
 def test_a_recurrent_network_without_dropout_draws_nothing_in_training(tmp_path: Path, prove: Proof) -> None:
     """Broken: it is refused because two calls of it would differ, and they don't."""
     torch.manual_seed(0)
