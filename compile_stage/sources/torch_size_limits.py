@@ -33,7 +33,7 @@ def with_size_limits(
 ) -> PortableModel:
     """The model that was made of the program, with the sizes for which it is the network (`smallest`, `largest` and
     `conditions`). A forward that asks for a size goes one way in the trace, and the graph holds nothing of the other.
-    Other batches are tried in validation.
+    Batches that are no larger than the policy's are tried in validation.
 
     Args:
         original: The network, called as the program is.

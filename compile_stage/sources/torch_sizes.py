@@ -151,7 +151,8 @@ class _Space:
 
     Attributes:
         known: The example's size of each symbol.
-        symbols: Those that can be moved. The batch is the example's.
+        symbols: Those that can be moved.
+        batches: The other ones. Validation tries smaller batches.
     """
 
     def __init__(self, model: PortableModel, program: ExportedProgram) -> None:
@@ -161,15 +162,15 @@ class _Space:
         leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
         self._expressions: dict[_Place, Any] = {}
         self.known: dict[Any, int] = {}
-        batches: set[Any] = set()
+        first: set[Any] = set()
         for spec, name, leaf in zip(model.signature.inputs, program.graph_signature.user_inputs, leaves, strict=True):
             for axis, (size, own) in enumerate(zip(nodes[str(name)].meta["val"].shape, leaf.shape, strict=True)):
                 expression = self._expressions[spec.name, axis] = size if isinstance(size, int) else size.node.expr
                 if getattr(expression, "is_Symbol", False):
                     self.known[expression] = int(own)
                     if axis == 0:
-                        batches.add(expression)
-        self.symbols = sorted(set(self.known) - batches, key=str)
+                        first.add(expression)
+        self.symbols, self.batches = sorted(set(self.known) - first, key=str), sorted(first, key=str)
 
     def at(self, moved: Mapping[Any, int]) -> dict[_Place, int] | None:
         """Each axis's size where these symbols have other values than the example's; None where one would be none, or
@@ -187,11 +188,15 @@ class _Space:
 
 def _points(space: _Space, conditions: Sequence[SizeCondition]) -> list[_Point]:
     """Sizes to compare at, one open size being moved away from the example's at a time, and the conditions that each
-    breaks: of each condition the nearest of these sizes, and the farthest."""
+    breaks: of each condition the nearest of these sizes, and the farthest. Of the batch larger ones that a condition
+    names: a request may have any number of rows, and what is published answers it in parts."""
     found: dict[tuple[int, ...], _Point] = {}
-    for symbol in space.symbols:
-        own = space.known[symbol]
-        tried = {*range(1, min(2 * own + 3, 66)), *_near(own), *_constants(conditions)}
+    for symbol in (*space.symbols, *space.batches):
+        own, named = space.known[symbol], _constants(conditions)
+        if symbol in space.batches:
+            tried = {value for value in named if value > own}
+        else:
+            tried = {*range(1, min(2 * own + 3, 66)), *_near(own), *named}
         at = [{symbol: value} for value in sorted(tried, key=lambda value: (abs(value - own), value))]
         points = _broken(space, at, conditions)
         for condition in conditions:

@@ -1137,6 +1137,25 @@ def test_what_a_forward_asks_of_a_size_is_a_condition_only_where_it_changes_answ
     assert (model.smallest, model.largest, model.conditions) == (smallest, {}, conditions)
 
 
+class Crowded(torch.nn.Module):
+    """Of more than eight rows it answers otherwise."""
+
+    def forward(self, rows: Any) -> Any:
+        return rows * 2 if rows.shape[0] <= 8 else rows.cumsum(1)
+
+
+def test_a_batch_that_the_forward_answers_otherwise_is_no_part_of_what_is_taken(tmp_path: Path) -> None:
+    """Broken: a request of nine rows is answered in parts of the proven batches, and the original answers another
+    thing."""
+    rows = np.random.default_rng(0).random((4, 3), dtype=np.float32)
+    signature = infer_signature(rows, rows)
+    source = save(tmp_path / "m", Crowded(), rows, signature=signature, serialization_format="pickle")
+    model = TorchSource().export(source, {}, tmp_path / "out")
+    (condition,) = map(SizeCondition, model.conditions)
+    name = model.signature.inputs[0].name
+    assert [condition.holds({(name, 0): count}) for count in (1, 8, 9, 150)] == [True, True, False, False]
+
+
 class Positions(torch.nn.Module):
     """A vision transformer's patches, with trained positions for 4 by 4 of them, resized for other numbers."""
 
