@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import io
 import os
 import pickle
@@ -1342,7 +1341,7 @@ def test_where_a_trace_ends_is_named_with_what_to_answer(tmp_path: Path) -> None
         TorchSource().export(source, {}, tmp_path / "out")
     assert "a tensor, or a tuple or dict of tensors" in refused.value.fix
     source = save(tmp_path / "d", ByData().eval(), ROWS, serialization_format="pickle")
-    line = inspect.getsourcelines(ByData.forward)[1] + 1
+    line = ByData.forward.__code__.co_firstlineno + 1
     with pytest.raises(SourceError, match=rf"trace it \(in forward, line {line} of test_torch.py\)"):
         TorchSource().export(source, {}, tmp_path / "out")
 
