@@ -59,6 +59,7 @@ from compile_stage.engine.open_model import (
     time_turn,
     warm_up,
 )
+from compile_stage.engine.other_process import repeated_inputs
 from compile_stage.engine.predict_calls import close_predict, describe_predict, time_predict
 from compile_stage.engine.profile_calls import profile_artifact, profile_source
 from compile_stage.engine.serving_calls import (
@@ -165,7 +166,7 @@ def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
     reader = TextReader(
         tokenize=lambda texts: exporter.tokenize(model, texts), class_names=lambda: exporter.class_names(model)
     )
-    network_inputs = partial(exporter.network_inputs, model) if raw else None
+    network_inputs = partial(repeated_inputs, model) if raw else None
     return FromModel(
         example=example,
         network_inputs=network_inputs,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -236,7 +237,17 @@ class FreshProcess:
     """A new process for one model directory. It reads JSON, a line for each question, and answers with a marked line:
     the model may print what it likes."""
 
-    def __init__(self, model: Path, trust: Path | None, script: str = _SCRIPT, variant: str = "") -> None:
+    def __init__(
+        self,
+        model: Path,
+        trust: Path | None,
+        script: str = _SCRIPT,
+        variant: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        environment: In place of `serving_environment`.
+        """
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="compile-stage-serve-"))
         self._mark = secrets.token_hex(8)
@@ -245,7 +256,7 @@ class FreshProcess:
         self._process = start(
             [sys.executable, "-c", script],
             cwd=self._folder,
-            environment=serving_environment(self._folder, trust),
+            environment=environment or serving_environment(self._folder, trust),
             stderr=self._said,
         )
 

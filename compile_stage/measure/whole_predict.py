@@ -46,10 +46,10 @@ def predict_both(
     count = len(next(iter(columns.values())))
     parts = [np.arange(start, start + batch_size) % count for start in range(0, count, batch_size)]
     given = {
-        kind: [_arrays(predict(_rows(columns, part), artifact)) for part in parts]
+        kind: [arrays_of(predict(_rows(columns, part), artifact)) for part in parts]
         for kind, artifact in (("original", None), ("compiled", run))
     }
-    again = [_arrays(predict(_rows(columns, part), None)) for part in parts[:_REPEATED]]
+    again = [arrays_of(predict(_rows(columns, part), None)) for part in parts[:_REPEATED]]
     repeated = all_apart(_joined(given["original"][: len(again)]), _joined(again))
     answers = {kind: _written(_joined(found), count, into / kind) for kind, found in given.items()}
     seconds = []
@@ -124,7 +124,7 @@ def _written(answers: Mapping[str, Array], count: int, into: Path) -> dict[str, 
     return files
 
 
-def _arrays(answer: Any) -> dict[str, Array]:
+def arrays_of(answer: Any) -> dict[str, Array]:
     """predict()'s answer by name: a data frame's columns, a dict's values, or the answer itself."""
     if hasattr(answer, "columns"):
         return {f"predict() {name}": _plain(answer[name].to_numpy()) for name in answer.columns}

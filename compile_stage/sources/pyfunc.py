@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,12 +149,11 @@ class PyfuncSource(Exporter):
         with threads_restored():
             use_threads(threads)
             marked = _Marked(source)
-            described = marked.described
 
             def predict(columns: Mapping[str, Array], run: Callable[[Batch], Batch] | None = None) -> Any:
                 if run is None:
                     return marked.predict(columns)
-                with replaced(marked.loaded, marked.attribute, CompiledNetwork(described, run)):
+                with replaced(marked.loaded, marked.attribute, CompiledNetwork(marked.described, run)):
                     return marked.predict(columns)
 
             yield predict
@@ -193,15 +193,23 @@ class _Marked:
             raise SourceError(f"what it marks, self.{self.attribute}, is a {kind} and no torch.nn.Module")
         self.network.eval()
         self.inputs = _parameters(self.network, self.example)
-        self.program = self._program()
-        self.outputs = torch_source._output_names(self.program)
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The network as torch.export traces it."""
+        return self._program()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the network's outputs, in order."""
+        return torch_source._output_names(self.program)
 
     @property
     def signature(self) -> Any:
         """The network's tensors."""
         return torch_source.signature_of(self.program, self.inputs, self.outputs)
 
-    @property
+    @cached_property
     def described(self) -> dict[str, Any]:
         """As `serving.python_model` reads it."""
         import torch

@@ -99,7 +99,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
                 into.mkdir()
         return prepare(into, source)
 
-    stored = context.cached("sample/4", role, key, make)
+    stored = context.cached("sample/5", role, key, make)
     chosen: SampleSet = revive(SampleSet, stored.value)
     if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
         word = "queries" if spec.whole_groups else "groups"
