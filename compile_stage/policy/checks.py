@@ -19,6 +19,7 @@ from compile_stage.policy.families import family_problems, published_as
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+from compile_stage.policy.target_hardware import hardware_problems
 from compile_stage.policy.values import SHIPPED_PRECISIONS
 
 # What registries take in no name of a registered model, and `registry.model_files.check_name`.
@@ -68,6 +69,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
         yield from _precision_keys(tree, (*path, "tolerances"))
         yield from _option_names(tree, path)
         yield from _shapes(tree, path)
+        yield from hardware_problems(tree, path)
         yield from _template(tree, (*path, "promote", "alias"), "target")
         yield from _alias(tree, (*path, "promote", "alias"), published_as(tree, name))
         yield from _approval(tree, (*path, "promote"))

@@ -499,6 +499,20 @@ IN_A_FILE = {
         "p.yaml:4:26: targets.t.hardware.machin: unknown hardware field; one of: fingerprint, system, machine, cpu, "
         "features, without, cores, accelerators; did you mean machine?",
     ),
+    "cores in words": (
+        "targets: {t: {hardware: {cores: eight}}}",
+        "p.yaml:4:33: targets.t.hardware.cores: no machine has 'eight' cores; a whole number from 1, as `doctor` "
+        "prints it",
+    ),
+    "no cores": (
+        "targets: {t: {hardware: {cores: 0}}}",
+        "p.yaml:4:33: targets.t.hardware.cores: no machine has '0' cores; a whole number from 1, as `doctor` prints it",
+    ),
+    "two words for a field of one": (
+        "targets: {t: {hardware: {machine: x86_64 arm64}}}",
+        "p.yaml:4:35: targets.t.hardware.machine: no machine's machine is 'x86_64 arm64'; one word, as `doctor` prints "
+        "it",
+    ),
     "anchor that is not there": (
         "targets: *t",
         "p.yaml:4:10: not valid YAML: found undefined alias 't'; define the anchor (&name) above its use (*name)",
