@@ -13,6 +13,7 @@ import numpy as np
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.behaviour import all_apart, not_repeated
 from compile_stage.measure.metrics import SINGLE_CALL, check_outputs
+from compile_stage.measure.original_cause import blame_original
 from compile_stage.measure.predict import open_outputs
 from compile_stage.measure.stats import F64, bootstrap, median
 from compile_stage.measure.tolerance import elementwise_gates
@@ -75,11 +76,8 @@ def judge_predict(gates: Sequence[Gate], answers: Mapping[str, Any], seed: int) 
     checks = check_outputs(general, own, original, SINGLE_CALL, batch_size=0, seed=seed)
     judged = [replace(check, batch_size=None, reason=f"predict(): {check.reason}") for check in checks]
     if by_chance := not_repeated(answers):
-        note = f"the original's own predict() does not repeat its answers ({by_chance}): log one without chance in it"
-        judged = [
-            replace(check, reason=f"{check.reason}; {note}") if check.outcome is Outcome.FAIL else check
-            for check in judged
-        ]
+        cause = f"its predict() does not repeat its answers ({by_chance}): log one without chance in it"
+        judged = list(blame_original(judged, cause))
     return [*judged, _speedup(answers["seconds"], answers["rows"], seed)]
 
 

@@ -223,7 +223,10 @@ def _agrees(timing: Timing, quotient: float) -> bool:
 def deciding_gate(target: TargetResult) -> str:
     """Of a target without a winner, the candidate that failed the fewest checks, and its gate:
     `openvino int8-sym: cosine 0.941 < 0.99 (output logits, batch 1; policy.yaml:21)`; empty where no candidate was
-    checked. Where some are only too uncertain, the sentence on these."""
+    checked. Where some are only too uncertain, the sentence on these; where the original is the cause, that and what to
+    do."""
+    from compile_stage.measure.original_cause import cause_of
+
     if target.selection.winner is not None:
         return ""
     if uncertain := too_uncertain(target):
@@ -240,7 +243,8 @@ def deciding_gate(target: TargetResult) -> str:
     check = min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
     if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
         return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
-    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}"
+    cause = f"; the cause is the original: {what}" if (what := cause_of(check)) else ""
+    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}{cause}"
 
 
 def missed_text(check: Check) -> str:

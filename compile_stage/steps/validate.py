@@ -31,7 +31,7 @@ from compile_stage.core.sample_files import RAW, digest_of_samples
 from compile_stage.measure.beyond import check_calls, check_other_samples, not_looked_at
 from compile_stage.measure.reference import Reference
 
-_STEP = "validate/21"
+_STEP = "validate/22"
 _PREDICT_ROUNDS = 31  # pairs of calls of predict()
 _OUTPUTS = Gate(metric="outputs", limit=0.0, direction="at_most")  # how many outputs may be lost, renamed or misshapen
 
@@ -124,26 +124,19 @@ def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tupl
     """Where the original does not repeat its own answers, or gives others in another batch, each gate that failed says
     so: it blames the artifact for what the original does."""
     from compile_stage.measure.behaviour import not_repeated
-    from compile_stage.measure.structure import STRUCTURE
+    from compile_stage.measure.original_cause import blame_original
 
-    beyond, note = validation.reference.beyond, ""
+    beyond, cause = validation.reference.beyond, ""
     if beyond is not None and (what := not_repeated(beyond.answers)):
-        note = f"the original itself does not repeat its answers ({what}): log a model without chance or state in it"
+        cause = f"it does not repeat its answers ({what}): log a model without chance or state in it"
     elif what := validation.reference.mixed_rows:
         size = validation.reference.batch_size
-        note = (
-            f"the original's own answer to a sample depends on the rest of the batch ({what}), and it answered in "
-            f"batches of {size}: say batch_sizes: [{size}] alone (smaller batches are then compared call by call), or "
-            "log a model without that"
+        cause = (
+            f"its answer to a sample depends on the rest of the batch ({what}), and it answered in batches of {size}: "
+            f"say batch_sizes: [{size}] alone (smaller batches are then compared call by call), or log a model without "
+            "that"
         )
-    if not note:
-        return checks
-    return tuple(
-        replace(check, reason=f"{check.reason}; {note}")
-        if check.outcome is Outcome.FAIL and check.gate.metric not in STRUCTURE
-        else check
-        for check in checks
-    )
+    return blame_original(checks, cause)
 
 
 def _has_failed(checks: Sequence[Check], waived: Collection[str]) -> bool:

@@ -19,6 +19,7 @@ from compile_stage.core.digest import digest_file
 from compile_stage.core.errors import GateError, IntegrityError
 from compile_stage.core.records import Artifact, Candidate, Outcome, RunResult
 from compile_stage.pipeline import run as pipeline
+from compile_stage.report.summary import headline
 from compile_stage.serving.manifest import sealed
 
 pytestmark = [
@@ -181,9 +182,11 @@ def test_an_original_that_does_not_repeat_its_answers_is_named(
         "backends: [onnxruntime], precisions: [fp32]", f"{FAST}\ntolerances: {{fp32: {{max_abs: 0}}}}"
     )
     for _ in range(2):  # the second time from the cache
-        candidate = only(run(small_model, policy, tmp_path / "out"), "onnxruntime")
-        says = "the original itself does not repeat its answers (output 'y' of two equal calls differs by"
+        ran = run(small_model, policy, tmp_path / "out")
+        candidate = only(ran, "onnxruntime")
+        says = "the cause is the original: it does not repeat its answers (output 'y' of two equal calls differs by"
         assert (says in candidate.reason) is by_chance, candidate.reason
+        assert (says in headline(ran)) is by_chance, "the last line of the terminal"
 
 
 @pytest.mark.parametrize("sizes", [[4], [1, 4]])
@@ -207,7 +210,9 @@ def test_an_original_whose_rows_depend_on_each_other(
     if len(sizes) == 1:
         assert candidate.has_passed, candidate.reason
     else:
-        assert "the original's own answer to a sample depends on the rest of the batch" in (candidate.reason or "")
+        assert "the cause is the original: its answer to a sample depends on the rest of the batch" in (
+            candidate.reason or ""
+        )
 
 
 def test_an_original_that_fails_is_a_refused_source_with_a_report(

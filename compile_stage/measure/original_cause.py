@@ -1,0 +1,31 @@
+"""Gates that an artifact fails on because of what the original does: the reason of each says so, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compile_stage.core.records import Check, Outcome
+from compile_stage.measure.structure import STRUCTURE
+
+_CAUSE = "; the cause is the original: "
+
+
+def blame_original(checks: Sequence[Check], cause: str) -> tuple[Check, ...]:
+    """With the cause behind the reason of each gate that failed. What does not depend on numbers, such as the names of
+    outputs, has another cause.
+
+    Args:
+        cause: What the original does, and what to do; empty where it does nothing.
+    """
+    return tuple(
+        replace(check, reason=f"{check.reason}{_CAUSE}{cause}")
+        if cause and check.outcome is Outcome.FAIL and check.gate.metric not in STRUCTURE
+        else check
+        for check in checks
+    )
+
+
+def cause_of(check: Check) -> str:
+    """The cause that `blame_original` named; empty without one."""
+    return check.reason.partition(_CAUSE)[2]
