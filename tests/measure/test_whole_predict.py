@@ -33,7 +33,5 @@ def test_a_predict_that_does_not_repeat_its_own_answers_is_named(
     answers = predict_both(lambda columns, run: predict(columns["x"], run), dict, {"x": X}, 3, 5, tmp_path)
     failed = [check for check in judge_predict(GATES, answers, 0) if check.outcome is Outcome.FAIL]
     assert [check.gate.metric for check in failed] == ["max_rel"]
-    says = (
-        "; the cause is the original: its predict() does not repeat its answers (output 'predict()' of two equal "
-    )
+    says = "; the cause is the original: its predict() does not repeat its answers (output 'predict()' of two equal "
     assert (says in failed[0].reason) is names_the_original
