@@ -29,8 +29,8 @@ import tempfile
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -469,6 +469,18 @@ def _with_signature(method: _Method) -> _Method:
     return method
 
 
+@contextmanager
+def _refusals_said() -> Iterator[None]:
+    """The scoring server answers 400 with the sentence of what we refuse; of any other error it says none. A session
+    refuses what is larger than all that it was compiled for."""
+    try:
+        yield
+    except (InputRefusedError, UsageError) as error:
+        from mlflow.exceptions import MlflowException
+
+        raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
 class _Pyfunc:
     """What MLflow's pyfunc calls."""
 
@@ -481,7 +493,7 @@ class _Pyfunc:
     @_with_signature
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
         how, processor = self._model.manifest.get("answer", {}), self._processor
-        try:
+        with _refusals_said():
             if processor is not None and processor.takes(data):
                 if isinstance(processor, GenerationProcessor):
                     return processor.predict(data, params, self._model.generate)
@@ -489,12 +501,6 @@ class _Pyfunc:
             demand_params(params, how)
             data = data if processor is None else processor.tensors(data)
             outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.refused_values))
-        # The scoring server answers 400, with this sentence. A session refuses what is larger than all that it was
-        # compiled for.
-        except (InputRefusedError, UsageError) as error:
-            from mlflow.exceptions import MlflowException
-
-            raise MlflowException.invalid_parameter_value(str(error)) from error
         return from_outputs(outputs, data, how)
 
 
@@ -514,7 +520,8 @@ class _Wrapped(_Pyfunc):
 
     @_with_signature
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:
-        return self._loaded.predict(data, params=dict(params)) if params else self._loaded.predict(data)
+        with _refusals_said():
+            return self._loaded.predict(data, params=dict(params)) if params else self._loaded.predict(data)
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> _Pyfunc:
