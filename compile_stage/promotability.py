@@ -38,7 +38,7 @@ from compile_stage.serving.approval import demand_approved
 from compile_stage.serving.manifest import artifact_of, data_folder, validations
 from compile_stage.serving.variants import every_variant, holds_variants
 from compile_stage.steps.promote import demand_passed
-from compile_stage.steps.resolve import resolve
+from compile_stage.steps.resolve import resolve_made_from
 from compile_stage.steps.sample import sample
 from compile_stage.steps.serve import demand_served
 from compile_stage.verification import Published
@@ -179,6 +179,6 @@ def _source(context: Context, published: Published, spec: DataSpec) -> SourceMod
     """The source where samples come with it; else what the manifest says of it, whose files nobody reads."""
     made_from = published.manifest["source"]
     if spec.source.partition(":")[0] in _BY_THE_SOURCE:
-        return resolve(context, made_from["uri"])
+        return resolve_made_from(context, made_from)
     named = {field: made_from[field] for field in ("uri", "name", "version", "flavor", "digest")}
     return SourceModel(path=str(published.folder), **named)

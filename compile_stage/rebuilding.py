@@ -17,7 +17,7 @@ from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context, made_by
 from compile_stage.core.digest import digest_file, list_tree, revive
 from compile_stage.core.environment import python_version
-from compile_stage.core.errors import IntegrityError, UsageError
+from compile_stage.core.errors import UsageError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import (
     Artifact,
@@ -37,7 +37,7 @@ from compile_stage.serving.manifest import ARTIFACT_NAME, artifact_of, data_fold
 from compile_stage.steps.compile import compile_job
 from compile_stage.steps.export import inspect_published
 from compile_stage.steps.lower import lower
-from compile_stage.steps.resolve import resolve
+from compile_stage.steps.resolve import resolve_made_from
 from compile_stage.steps.serve import compare_answers
 
 GRAPH, ARTIFACT, ANSWERS = "rebuilt_graph", "rebuilt_artifact", "rebuilt_answers"
@@ -116,10 +116,7 @@ def rebuild(
 
 def _source(context: Context, manifest: Mapping[str, Any]) -> SourceModel:
     context = replace(context, cache=Cache(context.scratch / "rebuild"))
-    source = resolve(context, manifest["source"]["uri"])
-    if source.digest != manifest["source"]["digest"]:
-        raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
-    return source
+    return resolve_made_from(context, manifest["source"])
 
 
 def _build(context: Context, recipe: _Recipe, name: str) -> tuple[Rebuilt, SampleSet]:

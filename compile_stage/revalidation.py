@@ -54,7 +54,7 @@ from compile_stage.steps.benchmark import are_decided, benchmark
 from compile_stage.steps.export import inspect_published
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
-from compile_stage.steps.resolve import resolve
+from compile_stage.steps.resolve import resolve_made_from
 from compile_stage.steps.serve import demand_served
 from compile_stage.steps.validate import validate
 
@@ -239,9 +239,7 @@ def compare(
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
     artifact, target = artifact_of(manifest, data_folder(model_dir)), job.target
     waivers = _waivers(manifest)
-    source = resolve(context, manifest["source"]["uri"])
-    if source.digest != manifest["source"]["digest"]:
-        raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
+    source = resolve_made_from(context, manifest["source"])
     if digest_tree(artifact.path) != artifact.digest:
         raise IntegrityError("the artifact's files do not have the digest that was validated", where=artifact.path)
     with (

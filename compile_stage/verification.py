@@ -58,8 +58,8 @@ from compile_stage.serving.signatures import (
 )
 from compile_stage.serving.trust import TRUST_VARIABLE, Trust, merged_trust, trust_of_environment
 from compile_stage.serving.variants import every_variant, for_machine
-from compile_stage.serving.version_tags import check_tags
-from compile_stage.steps.resolve import refuse_policy, resolve
+from compile_stage.serving.version_tags import TAG, check_tags
+from compile_stage.steps.resolve import refuse_policy, resolve_made_from
 
 _LAXITY = ("error", "warn", "ignore")
 
@@ -155,7 +155,9 @@ def open_published(
     published = Published(
         uri=uri_or_bundle,
         folder=folder,
-        manifest=for_machine(manifest, folder, context.hardware, trust if demanded else None),
+        manifest=_with_logged_source(
+            for_machine(manifest, folder, context.hardware, trust if demanded else None), tags
+        ),
         whole=manifest,
         signed_by=signed_by,
         trust=trust if demanded else None,
@@ -210,6 +212,13 @@ def verify(
         checks, notes = (*checks, *verdict.checks), [*notes, *more_notes]
         problems += [] if verdict.passed else ["the validation that was run again did not pass"]
     return Verification(uri=published.uri, passed=not problems, checks=checks, notes=(*problems, *notes))
+
+
+def _with_logged_source(manifest: Mapping[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+    """With the logged model that its source was registered from, which stays when the registered version is deleted.
+    Its files must have the digest that the manifest names."""
+    model_id = tags.get(f"{TAG}source_model_id", "")
+    return {**manifest, "source": {**manifest["source"], "model_id": model_id}} if model_id else dict(manifest)
 
 
 def named_alias(uri: str, alias: str | None) -> tuple[str, str, str]:
@@ -377,7 +386,7 @@ def _demand_meant(context: Context, policy: Policy, manifest: Mapping[str, Any],
     if not (applies_to.names or applies_to.tags or applies_to.flavors):
         return
     if applies_to.tags or resolved:
-        source = resolve(context, made_from["uri"])
+        source = resolve_made_from(context, made_from)
     else:
         named = {field: made_from[field] for field in ("uri", "name", "version", "flavor", "digest")}
         source = SourceModel(path="", **named)

@@ -31,7 +31,7 @@ from compile_stage.pipeline.inputs import TargetInputs, TargetRun, source_errors
 from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.steps.export import inspect, inspect_published
 from compile_stage.steps.profile import BASELINE, profile_artifact, profile_original
-from compile_stage.steps.resolve import resolve
+from compile_stage.steps.resolve import resolve_made_from
 
 
 @record
@@ -119,9 +119,7 @@ def profile_published(
         RegistryError, SourceError: The source can't be had, or is refused.
     """
     job, data = revive(Job, manifest["job"]), revive(Data, manifest["data"]["spec"])
-    artifact, source = artifact_of(manifest, data_folder(model_dir)), resolve(context, manifest["source"]["uri"])
-    if source.digest != manifest["source"]["digest"]:
-        raise IntegrityError(f"{source.uri} is {source.digest} now, and was {manifest['source']['digest']}")
+    artifact, source = artifact_of(manifest, data_folder(model_dir)), resolve_made_from(context, manifest["source"])
     if digest_tree(artifact.path) != artifact.digest:
         raise IntegrityError("the artifact's files do not have the digest that was validated", where=artifact.path)
     plugins.demand(plugins.load("backends", job.backend))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
+from compile_stage.core.error_codes import Code
+from compile_stage.core.errors import IntegrityError, RegistryError
 from compile_stage.core.records import AppliesTo, SourceModel
 
 
@@ -16,6 +21,46 @@ def resolve(context: Context, uri: str) -> SourceModel:
     with context.events.step("resolve"):
         source = registry.resolve(uri, context.cache.root / "sources")
     context.cache.use(Path(source.path))
+    return source
+
+
+def resolve_made_from(context: Context, made_from: Mapping[str, Any]) -> SourceModel:
+    """The source of a published version. Where its registered version was deleted, the logged model that this was
+    registered from stands for it, if its files are the same.
+
+    Args:
+        made_from: The manifest's `source`; `model_id` beside it where the version's tags name the logged model.
+
+    Raises:
+        IntegrityError: The files are not those that the version was made from.
+        RegistryError: They can't be had; the message says what can be verified without them.
+    """
+    uri, model_id = made_from["uri"], made_from.get("model_id", "")
+    try:
+        source = resolve(context, uri)
+    except RegistryError as error:
+        if error.code is not Code.NOT_IN_REGISTRY:
+            raise
+        try:
+            if not model_id:
+                raise
+            source = replace(
+                resolve(context, f"models:/{model_id}"),
+                uri=uri, name=made_from["name"], version=made_from["version"],
+            )  # fmt: skip
+        except RegistryError as last:
+            if last.code is not Code.NOT_IN_REGISTRY:
+                raise
+            raise RegistryError(
+                f"the source that it was made from can't be had any more: {error.problem}",
+                fix="judge it by what was measured when it was published, which needs no source: compile-stage verify "
+                "URI --no-revalidate; for a validation, put the source back there, or run the stage on a version of it "
+                "that is there",
+                where=uri,
+                code=Code.NOT_IN_REGISTRY,
+            ) from error
+    if source.digest != made_from["digest"]:
+        raise IntegrityError(f"{source.uri} is {source.digest} now, and was {made_from['digest']}")
     return source
 
 
