@@ -607,7 +607,11 @@ SMALL = Signature(inputs=(TensorSpec(name="i", dtype="int8", shape=("batch",)),)
         (np.array([1.0, np.nan]), SMALL, "'i' must be int8, and holds a number that is not whole"),
         (np.array([np.inf]), SMALL, "'i' must be int8, and holds a number that is not whole"),
         (np.array([300.0]), SMALL, "int8 can't hold"),
-        ({"ids": np.ones((2, 3), int), "mask": np.ones((2, 4), int)}, TWO, "does not fit mask"),
+        (
+            {"ids": np.ones((2, 3), int), "mask": np.ones((2, 4), int)},
+            TWO,
+            "does not fit mask: int64[batch, sequence], since sequence is 3 before it",
+        ),
         (pd.DataFrame({"ids": [[1, 2]]}), TWO, "lacks 'mask'"),
         (pd.DataFrame({"ids": [[1, 2], [1]], "mask": [[1, 1], [1]]}), TWO, "one shape"),
         (np.array([[1]]), TEXT, "must be text, and holds 1 (int): send it as text"),

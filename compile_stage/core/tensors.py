@@ -109,10 +109,21 @@ class Signature:
                 for size, dim in zip(array.shape, spec.shape, strict=True)
             )
             if not fits:
-                return f"an array of shape {list(array.shape)} does not fit {spec}"
+                return f"an array of shape {list(array.shape)} does not fit {spec}{_disagreement(array, spec, sizes)}"
             if 0 in array.shape and not spec.name.startswith(CACHE_INPUTS):
                 return f"input {spec.name!r} is empty: its shape is {list(array.shape)}"
         return None
+
+
+def _disagreement(array: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> str:
+    """`, since batch is 3 before it`, where it would fit alone."""
+    if len(array.shape) != len(spec.shape):
+        return ""
+    pairs = list(zip(array.shape, spec.shape, strict=True))
+    if any(isinstance(dim, int) and size != dim for size, dim in pairs):
+        return ""
+    other = next(dim for size, dim in pairs if isinstance(dim, str) and sizes.get(dim, size) != size)
+    return f", since {other} is {sizes[other]} before it"
 
 
 _Form: TypeAlias = "tuple[tuple[str, Any, tuple[int, ...]], ...]"  # name, dtype and shape of each array
