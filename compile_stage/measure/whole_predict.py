@@ -47,10 +47,10 @@ def predict_both(
     count = len(next(iter(columns.values())))
     parts = [np.arange(start, start + batch_size) % count for start in range(0, count, batch_size)]
     given = {
-        kind: [arrays_of(predict(_rows(columns, part), artifact)) for part in parts]
+        kind: [predict(_rows(columns, part), artifact) for part in parts]
         for kind, artifact in (("original", None), ("compiled", run))
     }
-    again = [arrays_of(predict(_rows(columns, part), None)) for part in parts[:_REPEATED]]
+    again = [predict(_rows(columns, part), None) for part in parts[:_REPEATED]]
     repeated = all_apart(_joined(given["original"][: len(again)]), _joined(again))
     answers = {kind: _written(_joined(found), count, into / kind) for kind, found in given.items()}
     seconds = []
@@ -108,8 +108,12 @@ def _rows(columns: Mapping[str, Array], rows: Array) -> dict[str, Array]:
     return {name: values[rows] for name, values in columns.items()}
 
 
-def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _joined(parts: Sequence[Any]) -> dict[str, Array]:
+    """The answers to several calls as one, by name."""
+    if all(isinstance(part, list) for part in parts):  # whose rows may have one form together only
+        return arrays_of([row for part in parts for row in part])
+    named = [arrays_of(part) for part in parts]
+    return {name: np.concatenate([part[name] for part in named]) for name in named[0]}
 
 
 def _written(answers: Mapping[str, Array], count: int, into: Path) -> dict[str, str]:
@@ -123,16 +127,36 @@ def _written(answers: Mapping[str, Array], count: int, into: Path) -> dict[str, 
 
 
 def arrays_of(answer: Any) -> dict[str, Array]:
-    """predict()'s answer by name: a data frame's columns, a dict's values, or the answer itself."""
+    """predict()'s answer by name: a data frame's columns, a dict's values, what a list's rows have in common, or the
+    answer itself."""
     if hasattr(answer, "columns"):
         return {f"predict() {name}": _plain(answer[name].to_numpy()) for name in answer.columns}
     if isinstance(answer, Mapping):
         return {f"predict() {name}": _plain(np.asarray(value)) for name, value in answer.items()}
     if hasattr(answer, "detach"):
         answer = answer.detach().cpu().numpy()
-    if isinstance(answer, list | tuple) and answer and isinstance(answer[0], Mapping):
-        return {f"predict() {name}": _plain(np.asarray([row[name] for row in answer])) for name in answer[0]}
+    if isinstance(answer, list | tuple):
+        return _by_place("predict()", list(answer))
     return {"predict()": _plain(np.asarray(answer))}
+
+
+def _by_place(name: str, rows: list[Any]) -> dict[str, Array]:
+    """Rows of one form, such as `[{"label": "a", "score": 0.9}, {...}]` each, as an array for each place in it, so that
+    a number is compared as a number and a label as a label. Rows of different forms as texts."""
+    if rows and all(isinstance(row, Mapping) and row.keys() == rows[0].keys() for row in rows):
+        places: list[Any] = list(rows[0])
+    elif rows and all(isinstance(row, list | tuple) and len(row) == len(rows[0]) for row in rows):
+        kinds = {type(item) for row in rows for item in row}
+        if not kinds & {dict, list, tuple} and not (str in kinds and len(kinds) > 1):
+            return {name: _plain(np.asarray(rows))}
+        places = list(range(len(rows[0])))
+    else:
+        nested = any(isinstance(row, Mapping | list | tuple) for row in rows)
+        return {name: np.array([str(row) for row in rows]) if nested else _plain(np.asarray(rows))}
+    found: dict[str, Array] = {}
+    for place in places:
+        found |= _by_place(f"{name} {place}", [row[place] for row in rows])
+    return found
 
 
 def _plain(values: Array) -> Array:

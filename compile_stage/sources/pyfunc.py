@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from compile_stage.core.tensors import Array, Batch
 
+_LOADERS = ("mlflow.pyfunc.model", "mlflow.pyfunc.loaders.code_model")  # a pickle, or the code itself (set_model)
 _CODE = (
     "it is Python code and not a graph, and it runs when it is loaded: set compliance.allow_pickle in the policy if "
     "you trust where it comes from. What is compiled is the PyTorch network that it marks:"
@@ -59,7 +60,7 @@ class PyfuncSource(Exporter):
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         loader = str(mlmodel.flavor(source, "python_function").get("loader_module"))
-        if loader != "mlflow.pyfunc.model":
+        if loader not in _LOADERS:
             return f"its pyfunc is loaded by {loader}, and only a PythonModel can mark a network{_OTHERWISE}"
         if not compliance.allow_pickle:
             return f"{_CODE}{_LINES.format(name='net')}{_OTHERWISE}"

@@ -191,6 +191,8 @@ def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationS
         "made_by": plugins.cache_identity("backends", job.backend),
         "hardware": context.hardware,
         "reference": validation.reference.digest,
+        # Whose predict() is compared as a whole: another one around the same network has the same reference.
+        "original": _predict_of(validation.original),
         "mixed": validation.reference.beyond.mixed if validation.reference.beyond is not None else "",
         "samples": validation.samples.digest,
         "gates": gates,
@@ -205,6 +207,10 @@ def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationS
     if any(gate.metric.startswith("python:") for gate in gates):
         key["nonce"] = secrets.token_hex(16)  # what an own metric answers can't be known without calling it
     return key
+
+
+def _predict_of(original: SourceModel | None) -> list[Any]:
+    return [original.identity, plugins.cache_identity("sources", original.flavor)] if original is not None else []
 
 
 def _unplaced(gates: tuple[Gate, ...]) -> tuple[Gate, ...]:

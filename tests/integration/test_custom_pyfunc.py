@@ -153,3 +153,51 @@ def test_the_three_lines_that_the_refusal_names_are_enough(tmp_path: Path, capsy
     )
     (tmp_path / "policy.yaml").write_text(text.replace("max_samples: 64", "max_samples: 64, labels: label"))
     assert run("plan", f"folder:{tmp_path / 'again'}", *asked) == 0, capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_verdict_on_another_predict_around_the_same_network_is_made_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: code from a file can't be compiled; or a new version of predict() around the same weights passes by what
+    was found of the version before."""
+    asked = ["-p", str(policy(tmp_path, labels=False)), "--no-publish", "--out", str(tmp_path / "out")]
+    text = (tmp_path / "policy.yaml").read_text()
+    (tmp_path / "policy.yaml").write_text(text.replace("max_samples: 64", "max_samples: 32"))
+    pd.DataFrame({"text": sentences()[0][:40]}).to_csv(tmp_path / "texts.csv", index=False)
+    for name, answer, code in (("first", "scores", 0), ("second", "scores * getattr(self.net, 'scale', 2.0)", 3)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(FROM_CODE.replace("ANSWER", answer))
+        mlflow.pyfunc.save_model(str(tmp_path / name), python_model=str(file), pip_requirements=["torch"])
+        assert run("run", f"folder:{tmp_path / name}", *asked) == code, capsys.readouterr()
+    candidate = result_of(tmp_path)["targets"][0]["candidates"][0]
+    assert "predict(): max_rel of output 'predict()'" in candidate["reason"]
+
+
+FROM_CODE = """
+import mlflow, numpy as np, torch, zlib
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.scale = torch.nn.Embedding(500, 8), 1.0
+
+    def forward(self, ids):
+        return self.table(ids).mean(dim=1)
+
+class Model(mlflow.pyfunc.PythonModel):
+    def load_context(self, context):
+        import compile_stage.pyfunc
+
+        self.net = compile_stage.pyfunc.compiled(Net().eval(), example=np.ones((2, 6), np.int64))
+
+    def predict(self, context, model_input, params=None):
+        words = [(text.split() + [""] * 6)[:6] for text in model_input["text"]]
+        ids = np.array([[zlib.crc32(word.encode()) % 500 for word in row] for row in words])
+        with torch.no_grad():
+            scores = self.net(torch.from_numpy(ids)).numpy()
+        return ANSWER
+
+mlflow.models.set_model(Model())
+"""
