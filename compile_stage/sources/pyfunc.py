@@ -117,7 +117,7 @@ class PyfuncSource(Exporter):
             "outputs": list(marked.outputs),
             "columns": None,
             "frame_in_frame_out": False,
-            "python_model": marked.described,
+            "python_model": {**marked.described, **({"streams": True} if _streams(source) else {})},
         }
 
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
@@ -261,6 +261,10 @@ class _Marked:
             ) from error
         keep_inputs(program)
         return program
+
+
+def _streams(source: SourceModel) -> bool:
+    return bool(mlmodel.flavor(source, "python_function").get("streamable"))
 
 
 def _unmarked(source: SourceModel, held: Mapping[str, Any], marked: Sequence[str]) -> SourceError:

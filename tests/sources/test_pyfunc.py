@@ -14,6 +14,7 @@ from compile_stage import pyfunc
 from compile_stage.core.errors import SourceError
 from compile_stage.core.provenance import _code_in
 from compile_stage.core.records import Compliance, SourceModel, Target
+from compile_stage.core.records.model import Origin
 from compile_stage.serving.python_model import CompiledNetwork
 from compile_stage.sources.pyfunc import PyfuncSource
 
@@ -81,6 +82,18 @@ def test_arguments_by_name_and_a_dict_of_outputs(tmp_path: Path) -> None:
     portable = plugin.export(made, {}, tmp_path / "onnx")
     assert [spec.name for spec in portable.signature.inputs] == ["left", "right"]
     assert portable.signature.inputs[0].shape[0] == "batch"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_predict_stream_that_is_not_published_is_said(tmp_path: Path, streams: bool) -> None:
+    """Broken: whoever serves the published version finds out by an error that predict_stream() is gone."""
+    made = source(tmp_path, both, {"net": Two()}, {"left": X[:2], "right": X[:2]})
+    file = tmp_path / "m" / "MLmodel"
+    text = file.read_text()
+    assert "streamable: false" in text
+    file.write_text(text.replace("streamable: false", f"streamable: {str(streams).lower()}"))
+    notes = Origin(framework="", prediction_format=PyfuncSource().prediction_format(made)).notes
+    assert any("predict_stream() of the original is not published" in note for note in notes) is streams
 
 
 @pytest.mark.parametrize(

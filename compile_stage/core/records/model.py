@@ -83,9 +83,12 @@ class Origin:
     @property
     def notes(self) -> tuple[str, ...]:
         """What people should know of it."""
-        if not self.processor.refusal:
-            return ()
-        return (f"the published predict() takes the network's tensors alone: {self.processor.refusal}",)
+        notes = []
+        if self.processor.refusal:
+            notes.append(f"the published predict() takes the network's tensors alone: {self.processor.refusal}")
+        if self.prediction_format.get("python_model", {}).get("streams"):
+            notes.append("predict_stream() of the original is not published: its answers are compared with nothing")
+        return tuple(notes)
 
 
 @record
