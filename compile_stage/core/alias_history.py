@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _TAG = "compile_stage.previous."
+LONGEST_ALIAS = 250 - len(_TAG)
+"""Characters of an alias that can be moved back: MLflow takes aliases of 255, and names of tags of 250."""
 _FIRST = "none"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _LONGEST = 100  # versions: far more than anybody goes back, and far less than the 5,000 characters of MLflow's tags

@@ -13,6 +13,7 @@ from datetime import date
 from pathlib import Path as FilePath
 
 from compile_stage.core import plugins
+from compile_stage.core.alias_history import LONGEST_ALIAS
 from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.families import family_problems, published_as
@@ -355,6 +356,9 @@ def _alias(tree: Node, path: Path, target: str) -> Iterator[Problem]:
     if "{" not in alias and not _ALIAS.match(alias):
         allowed = "letters, digits, `_` and `-`; not `latest`, not `v1`"
         yield Problem(node.place, show_path(path), f"{alias!r} can't be an alias", allowed, code=Code.WRONG_NAME)
+    elif len(alias) > LONGEST_ALIAS:
+        message = f"the alias has {len(alias)} characters, and one that can be moved back at most {LONGEST_ALIAS}"
+        yield Problem(node.place, show_path(path), message, "use a shorter one", code=Code.WRONG_NAME)
 
 
 def _approval(tree: Node, path: Path) -> Iterator[Problem]:

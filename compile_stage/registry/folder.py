@@ -55,6 +55,7 @@ from compile_stage.registry.model_files import (
     KEY_TAG,
     REPORT_TAG,
     check_alias,
+    check_alias_to_move,
     check_dataset_name,
     check_name,
     check_published,
@@ -236,7 +237,7 @@ class FolderRegistry(Registry):
         return _receipt(home, version) if version else None
 
     def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
-        check_alias(alias)
+        check_alias_to_move(alias)
         home = _home(receipt.name)
         _demand_version(home, receipt)
         with writing(home):

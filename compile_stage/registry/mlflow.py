@@ -39,6 +39,7 @@ from compile_stage.registry.mlflow_retries import UnreachableError, repeatable
 from compile_stage.registry.model_files import (
     KEY_TAG,
     check_alias,
+    check_alias_to_move,
     check_name,
     check_published,
     demand_mlmodel,
@@ -116,7 +117,7 @@ class MLflowRegistry(Registry):
 
     @repeatable
     def promote(self, receipt: Receipt, alias: str, *, expected: str | None = None) -> Receipt:
-        check_alias(alias)
+        check_alias_to_move(alias)
         client = connect()
         with (
             trouble(receipt.uri, missing=f"there is no version {receipt.uri}"),

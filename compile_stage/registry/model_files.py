@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from compile_stage.core import alias_history
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
@@ -62,7 +63,8 @@ _FLAVOR_ORDER = (
 )
 _GENERIC = "python_function"
 
-_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_ALIAS = re.compile(r"[A-Za-z0-9_-]+")
+_LONGEST_ALIAS = 255  # as MLflow has it
 _VERSION_LIKE = re.compile(r"v\d+", re.IGNORECASE)
 _MODEL_ID_LIKE = re.compile(r"m-[0-9a-f]*")
 _NAME_FORBIDS = set("/:@'\"`\\%?")  # MLflow registers one with ?, and finds no files of models:/A?B/1
@@ -299,11 +301,27 @@ def check_name(name: str) -> None:
 
 def check_alias(alias: str) -> None:
     """Raise UsageError for an alias that a registry refuses or would confuse with a version."""
+    if len(alias) > _LONGEST_ALIAS:
+        raise _too_long(alias, _LONGEST_ALIAS)
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_LIKE.fullmatch(alias) or alias.isdigit():
         raise UsageError(
             f"{alias!r} can't be an alias",
             fix="use letters, digits, _ and -; neither 'latest' nor a version such as 'v1' or '3'",
         )
+
+
+def check_alias_to_move(alias: str) -> None:
+    """The same, and raise UsageError for an alias whose history no tag can keep: it would move to a first version, and
+    then neither on nor back."""
+    check_alias(alias)
+    if len(alias) > alias_history.LONGEST_ALIAS:
+        raise _too_long(alias, alias_history.LONGEST_ALIAS)
+
+
+def _too_long(alias: str, longest: int) -> UsageError:
+    return UsageError(
+        f"an alias of {len(alias)} characters ({alias[:20]}...) is too long", fix=f"use at most {longest} characters"
+    )
 
 
 def damaged(tags: Mapping[str, str]) -> bool:

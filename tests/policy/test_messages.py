@@ -466,6 +466,11 @@ IN_A_FILE = {
         "p.yaml:5:18: targets.t.promote.alias: 'latest' can't be an alias; letters, digits, `_` and `-`; not `latest`, "
         "not `v1`",
     ),
+    "alias that could not be moved back": (  # 250 characters of MLflow's tags, with ours before it
+        TARGET + f"promote: {{alias: {'p' * 228}}}",
+        "p.yaml:5:18: targets.t.promote.alias: the alias has 228 characters, and one that can be moved back at most "
+        "227; use a shorter one",
+    ),
     "tag": (
         "targets: {t: {threads: !!python/object:os.system 1}}",
         "p.yaml:4:24: targets.t.threads: the tag !!python/object:os.system is not allowed; plain YAML values only",

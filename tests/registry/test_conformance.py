@@ -223,6 +223,21 @@ def test_an_alias_that_reads_as_something_else_is_refused(case: Case, tmp_path: 
             case.registry.promote(receipt, alias)
 
 
+def test_an_alias_moves_on_and_back_up_to_the_longest_name(
+    case: Case, tmp_path: Path, make_bundle: MakeBundle
+) -> None:
+    """Broken: an alias of 228 characters moves to a first version, and then neither on nor back, since MLflow refuses
+    the tag that says what it pointed to."""
+    one, two = (case.publish(tmp_path, make_bundle, key=key) for key in ("one", "two"))
+    longest = "p" * alias_history.LONGEST_ALIAS
+    for receipt in (one, two):
+        case.registry.promote(receipt, longest)
+    assert case.registry.rollback(one.name, longest).version == one.version
+    with pytest.raises(UsageError, match="at most 227"):
+        case.registry.promote(one, longest + "p")
+    assert case.registry.current(one.name, longest + "p") is None
+
+
 def test_promote_of_a_version_that_is_gone(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     receipt = case.publish(tmp_path, make_bundle)
     gone = replace(receipt, version="77", uri=receipt.uri.rpartition("/")[0] + "/77")
