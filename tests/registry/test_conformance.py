@@ -223,9 +223,7 @@ def test_an_alias_that_reads_as_something_else_is_refused(case: Case, tmp_path: 
             case.registry.promote(receipt, alias)
 
 
-def test_an_alias_moves_on_and_back_up_to_the_longest_name(
-    case: Case, tmp_path: Path, make_bundle: MakeBundle
-) -> None:
+def test_an_alias_moves_on_and_back_up_to_the_longest_name(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     """Broken: an alias of 228 characters moves to a first version, and then neither on nor back, since MLflow refuses
     the tag that says what it pointed to."""
     one, two = (case.publish(tmp_path, make_bundle, key=key) for key in ("one", "two"))
