@@ -7,10 +7,13 @@ The value is the versions, newest first, and `none` where nothing came before th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _TAG = "compile_stage.previous."
+OWNER_TAG = "compile_stage.history_of"
+"""On a version that was copied from another with its tags, the time in ms that it was made at: its histories are its
+own then, and not those that came with the copy, whose numbers are of other versions."""
 LONGEST_ALIAS = 250 - len(_TAG)
 """Characters of an alias that can be moved back: MLflow takes aliases of 255, and names of tags of 250."""
 _FIRST = "none"
@@ -47,6 +50,12 @@ class History:
 def previous_tag(alias: str) -> str:
     """The tag of a version that says what the alias pointed to before it pointed here."""
     return _TAG + alias
+
+
+def without_copied(tags: Mapping[str, str], made_at: str) -> dict[str, str]:
+    """The tags of a copied version without the histories that came with the copy."""
+    own = tags.get(OWNER_TAG) == made_at
+    return {key: value for key, value in tags.items() if own or not key.startswith(_TAG)}
 
 
 def is_version(word: str) -> bool:

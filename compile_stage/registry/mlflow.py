@@ -208,7 +208,8 @@ class MLflowRegistry(Registry):
             # A version that was copied has the files of the one that was published, and no logged model of its own.
             if not (model_id := mlflow_source.origin_id(client, version, receipt.uri)):
                 raise RegistryError(
-                    "no validation can be attached to it: it was registered from plain files",
+                    "no validation can be attached to it: it was registered from plain files, or copied from a version "
+                    "whose logged model is gone",
                     fix="validate the version that compile-stage published",
                     where=receipt.uri,
                 )
@@ -295,24 +296,33 @@ class MLflowRegistry(Registry):
             if version == receipt.version:
                 return receipt.tags.get(tag)
             try:
-                value: str | None = (client.get_model_version(receipt.name, version).tags or {}).get(tag)
+                held = client.get_model_version(receipt.name, version)
             except MlflowException as error:
                 if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
                     return None
                 raise
-            return value
+            return mlflow_versions.own_tags(held).get(tag)
 
         return alias_history.followed(receipt.version, tag_of)
 
     def _remember(self, client: Any, receipt: Receipt, alias: str, history: History) -> None:
         tag = alias_history.previous_tag(alias)
-        held = (client.get_model_version(receipt.name, receipt.version).tags or {}).get(tag)
-        if (value := alias_history.write(history)) == (held or ""):
+        held = client.get_model_version(receipt.name, receipt.version)
+        if (value := alias_history.write(history)) == mlflow_versions.own_tags(held).get(tag, ""):
             return
+        if mlflow_versions.is_copy(held):
+            self._own_histories(client, held)
         if value:
             client.set_model_version_tag(receipt.name, receipt.version, tag, value)
         else:
             client.delete_model_version_tag(receipt.name, receipt.version, tag)
+
+    def _own_histories(self, client: Any, copy: Any) -> None:
+        """Take away the histories that came with a copy, and say that those written from now on are its own."""
+        own = mlflow_versions.own_tags(copy)
+        for tag in sorted(set(copy.tags) - set(own)):
+            client.delete_model_version_tag(copy.name, copy.version, tag)
+        client.set_model_version_tag(copy.name, copy.version, alias_history.OWNER_TAG, str(copy.creation_timestamp))
 
     def _move(self, client: Any, name: str, alias: str, expected: str, version: str) -> None:
         """Set the alias, and read it before and after: MLflow has no compare-and-set, and other machines don't know our

@@ -41,6 +41,7 @@ from compile_stage.registry.model_files import (
 
 _FORMS = "write models:/NAME/VERSION, models:/NAME@ALIAS, models:/NAME/latest, models:/m-ID or runs:/RUN_ID/NAME"
 _MODEL_ID = re.compile(r"m-[0-9a-f]{32}")
+_MODEL_FOLDER = re.compile(r"/models/(m-[0-9a-f]{32})/artifacts/?$")
 _SUGGESTED_FROM = 500  # names that a mistyped one is compared with
 _FILE_NAME = re.compile(r"\w[\w./-]*\.[A-Za-z]\w*")  # model.onnx, and no version such as 1.20.1
 _ASKED_BY_NAME = 5  # files that a list lacks; each may cost the time of a transfer
@@ -406,14 +407,14 @@ def _origin(client: Any, version: Any, uri: str) -> Any:
 
 def origin_id(client: Any, version: Any, uri: str) -> str:
     """The id of the logged model behind a version, through copies of versions; empty when it was registered from plain
-    files.
+    files, or when what it was copied from is gone and the place of its files names no logged model.
 
     Args:
         uri: Of the version, for messages.
-
-    Raises:
-        RegistryError: It is a copy of what is no longer there.
     """
+    from mlflow.exceptions import MlflowException
+
+    copied = version
     for _ in range(_COPIES):
         if version.model_id:
             return str(version.model_id)
@@ -423,9 +424,25 @@ def origin_id(client: Any, version: Any, uri: str) -> str:
         if not str(version.source).startswith("models:/"):
             return ""
         name, _, number = path.rpartition("/")
-        with trouble(uri, missing=f"it is a copy of {version.source}, which is no longer there"):
-            version = client.get_model_version(name, number)
+        try:
+            with trouble(uri):
+                version = client.get_model_version(name, number)
+        except RegistryError as error:  # renamed, or deleted: a copy has its files all the same
+            if not (
+                isinstance(cause := error.__cause__, MlflowException) and is_code(cause, "RESOURCE_DOES_NOT_EXIST")
+            ):
+                raise
+            return _stored_as(client, copied, uri)
     raise RegistryError("it is a copy of a copy without end", where=uri)
+
+
+def _stored_as(client: Any, version: Any, uri: str) -> str:
+    """The id of the logged model whose files a version has, by where they lie; empty where that names none."""
+    with trouble(uri):
+        place = str(client.get_model_version_download_uri(version.name, version.version))
+    named = _MODEL_FOLDER.search(place)
+    model = _logged_model(client, named[1]) if named else None
+    return model.model_id if model is not None and model.artifact_location == place else ""
 
 
 def _logged_model(client: Any, model_id: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from compile_stage.core import alias_history
 from compile_stage.core.records import Receipt
 from compile_stage.registry.mlflow_connection import is_code
 from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, damaged, latest_of_family
@@ -12,10 +13,11 @@ from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, 
 
 def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
     """Delete the later versions of a key. A machine that pushed at the same moment as another, and was killed before it
-    deleted its own version, left one. A version that an alias points to stays: somebody chose it."""
+    deleted its own version, left one. A version that an alias points to stays: somebody chose it. So does one that was
+    copied from another with its tags (`copy_model_version`): somebody made it."""
     from mlflow.exceptions import MlflowException
 
-    first, *others = versions
+    first, others = versions[0], [version for version in versions[1:] if not is_copy(version)]
     aliases = client.get_registered_model(first.name).aliases.values() if others else ()
     for other in others:
         if str(other.version) in map(str, aliases):
@@ -30,9 +32,22 @@ def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
 
 
 def model_of(version: Any) -> str:
-    """The id of the logged model that a version was made of; MLflow fills `model_id` in some of its answers only."""
+    """The id of the logged model that a version was made of, empty for a copy of another version; MLflow fills
+    `model_id` in some of its answers only."""
     path = str(version.source).removeprefix("models:/")
     return str(version.model_id or (path if path.startswith("m-") else ""))
+
+
+def is_copy(version: Any) -> bool:
+    """True for a version that was made of another (`copy_model_version`, `register_model`), not of a logged model."""
+    return str(version.source).startswith("models:/") and not model_of(version)
+
+
+def own_tags(version: Any) -> dict[str, str]:
+    """A version's tags without what a copy brought along that is true of the version it was made of alone: where
+    aliases pointed before."""
+    tags = dict(version.tags or {})
+    return alias_history.without_copied(tags, str(version.creation_timestamp)) if is_copy(version) else tags
 
 
 def find(client: Any, name: str, key: str) -> Receipt | None:
@@ -57,7 +72,7 @@ def receipt_of(version: Any, *, created: bool = False) -> Receipt:
         version=str(version.version),
         digest=(version.tags or {}).get(DIGEST_TAG, ""),
         created=created,
-        tags=dict(version.tags or {}),
+        tags=own_tags(version),
     )
 
 

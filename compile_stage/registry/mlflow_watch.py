@@ -9,6 +9,7 @@ from typing import Any
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.records import RegisteredVersion
 from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_versions import own_tags
 from compile_stage.registry.model_files import KEY_TAG, TAG, check_name
 
 EVENTS = ("model_version.created", "model_version_alias.created", "model_version_tag.set")
@@ -71,7 +72,7 @@ def register_webhook(client: Any, name: str, url: str, secret: str | None) -> st
 
 def registered(held: Any, aliases: list[str], owner: str = "") -> RegisteredVersion:
     """A version that MLflow answered with, as a record."""
-    tags = dict(held.tags or {})
+    tags = own_tags(held)
     return RegisteredVersion(
         uri=f"models:/{held.name}/{held.version}",
         name=held.name,

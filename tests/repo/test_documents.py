@@ -27,6 +27,7 @@ TAGS = {
     "policy_digest",
     "target",
     "verdict",
+    "history_of",
     "previous",
     "push",
     "records",
