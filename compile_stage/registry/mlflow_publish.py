@@ -21,11 +21,21 @@ from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
-from compile_stage.core.records import Bundle, Receipt, SourceModel, record
+from compile_stage.core.records import Bundle, Receipt, SourceModel
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
+from compile_stage.registry.mlflow_endings import (
+    REFUSED,
+    UNFINISHED,
+    WRITER_TAG,
+    Runs,
+    end_given_up,
+    end_killed,
+    end_published,
+    runs_of,
+)
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version, upload
-from compile_stage.registry.mlflow_retries import UnreachableError
+from compile_stage.registry.mlflow_retries import UnreachableError, failed_on_the_way, refused_with
 from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DAMAGED,
@@ -42,25 +52,13 @@ from compile_stage.registry.model_files import (
 )
 
 _RUN_TAG = TAG + "run_key"
-_WRITER_TAG = TAG + "writer"
 _PUSH_TAG = TAG + "push"
 _EXPERIMENT = "compile-stage"
 _NOTE_CHARS = 7500  # MLflow cuts a run's tags at 8000
 _PARAM_CHARS = 6000
-_REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
-_UNFINISHED = ("RUNNING", "KILLED")  # a run of which no version was made yet
 _ATTEMPTS = 4  # as many machines at once
 _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 24 * 3600  # what another machine began so long ago is dead: large models take hours on a slow line
-
-
-@record
-class Runs:
-    """The runs of a publication: one parent for source and policy, one child for each target."""
-
-    experiment_id: str
-    parent: str
-    child: str
 
 
 def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
@@ -72,7 +70,7 @@ def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, P
     check_name(bundle.name)
     with trouble(bundle.name), single_writer(bundle.name) as writer:
         receipt = _find_or_push(client, bundle, source, files, writer)
-        _end_runs(client, bundle.name, receipt)
+        end_published(client, bundle.name, receipt)
         return receipt
 
 
@@ -84,7 +82,7 @@ def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
         version = client.get_model_version(receipt.name, receipt.version)
         if has_report(version.tags or {}, receipt):
             return
-        for run in _runs_of(client, version):
+        for run in runs_of(client, version):
             _log_reports(client, run.info.run_id, files)
         client.set_model_version_tag(receipt.name, receipt.version, REPORT_TAG, report_state(receipt))
 
@@ -118,12 +116,18 @@ def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
 
 def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str) -> Receipt:
     runs = _runs(client, bundle, source, writer)
-    _end_killed(client, runs, writer)
-    _describe(client, runs, bundle, source, files)
-    model = _logged_model(client, bundle, source, runs, writer)
-    _lineage(client, runs, model, source)
-    _measurements(client, runs, model, bundle, source)
-    return _version(client, bundle, source, runs, model, writer)
+    try:
+        end_killed(client, runs, writer)
+        _describe(client, runs, bundle, source, files)
+        model = _logged_model(client, bundle, source, runs, writer)
+        _lineage(client, runs, model, source)
+        _measurements(client, runs, model, bundle, source)
+        return _version(client, bundle, source, runs, model, writer)
+    except (Exception, KeyboardInterrupt) as error:
+        # A server that failed would not take it either, and the push is made again.
+        if isinstance(error, KeyboardInterrupt) or not failed_on_the_way(error):
+            end_given_up(client, runs, writer)
+        raise
 
 
 def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
@@ -150,7 +154,7 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
     # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine
     # published too.
-    if model.tags.get(_WRITER_TAG) == writer and first.model_id != model.model_id:
+    if model.tags.get(WRITER_TAG) == writer and first.model_id != model.model_id:
         client.delete_logged_model(model.model_id)
     return receipt_of(first)
 
@@ -195,7 +199,7 @@ def _registered_model(client: Any, name: str, source: SourceModel) -> None:
             try:
                 client.update_registered_model(name, description)
             except MlflowException as refusal:  # who may add versions may not be allowed to describe the model
-                if not is_code(refusal, *_REFUSED):
+                if not is_code(refusal, *REFUSED):
                     raise
 
 
@@ -230,7 +234,7 @@ def _logged_model(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, 
         runs.experiment_id,
         name=_logged_model_name(bundle),
         source_run_id=runs.child,
-        tags={**_tags(bundle, source), _WRITER_TAG: writer},
+        tags={**_tags(bundle, source), WRITER_TAG: writer},
         params={key: str(value)[:_PARAM_CHARS] for key, value in bundle.params.items()},
         model_type="compiled",
     )
@@ -262,8 +266,8 @@ def _clear_away_unpublished(client: Any, runs: Runs, models: Sequence[Any], writ
     killed. They hold what it measured, which this bundle measured anew.
 
     Where the run has ended, there was a version, and what becomes of its files is for people to say."""
-    left = [model for model in models if model.status == "READY" and model.tags.get(_WRITER_TAG) == writer]
-    if not left or client.get_run(runs.child).info.status not in _UNFINISHED:
+    left = [model for model in models if model.status == "READY" and model.tags.get(WRITER_TAG) == writer]
+    if not left or client.get_run(runs.child).info.status not in UNFINISHED:
         return
     used = {model_of(version) for version in client.search_model_versions(f"run_id = '{runs.child}'")}
     for model in left:
@@ -275,7 +279,7 @@ def _is_abandoned(model: Any, writer: str, now_ms: int) -> bool:
     """An unfinished upload of this place's earlier holder, who is dead since we hold the place; or one that is very
     old."""
     age_s = (now_ms - model.creation_timestamp) / 1000
-    return bool(model.tags.get(_WRITER_TAG) == writer or age_s > _ABANDONED_S)
+    return bool(model.tags.get(WRITER_TAG) == writer or age_s > _ABANDONED_S)
 
 
 def _logged_model_name(bundle: Bundle) -> str:
@@ -316,7 +320,7 @@ def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str) -> Runs
     try:
         return _runs_in(client, source.experiment_id, bundle, source, writer)
     except MlflowException as error:
-        if not is_code(error, *_REFUSED):
+        if not is_code(error, *REFUSED):
             raise
     return _runs_in(client, _experiment(client), bundle, source, writer)
 
@@ -324,7 +328,7 @@ def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str) -> Runs
 def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel, writer: str) -> Runs:
     policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
     parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
-    common = {**prefixed({"source": source.uri, "source_digest": source.digest}), _WRITER_TAG: writer}
+    common = {**prefixed({"source": source.uri, "source_digest": source.digest}), WRITER_TAG: writer}
     model = "-".join(filter(None, (source.name, source.version)))
     rules = prefixed(bundle.tags).get(TAG + "policy", "")
     parent = _run(client, experiment, parent_key, " · ".join(filter(None, (f"compile {model}", rules))), common)
@@ -344,7 +348,7 @@ def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, s
         runs = _runs_with(client, experiment, key) or [created]
     # A request whose answer was lost was sent again, and left a second run; or another machine made one at that moment.
     for other in runs[1:]:
-        if other.info.status in _UNFINISHED:
+        if other.info.status in UNFINISHED:
             try:
                 client.delete_run(other.info.run_id)
             except MlflowException as error:
@@ -357,32 +361,6 @@ def _runs_with(client: Any, experiment: str, key: str) -> list[Any]:
     """The runs with a key, the oldest first."""
     runs = client.search_runs([experiment], filter_string=f"tags.`{_RUN_TAG}` = '{key}'", max_results=100)
     return sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
-
-
-def _end_killed(client: Any, runs: Runs, writer: str) -> None:
-    """End what earlier holders of this place were killed in while they published under another key, such as that of
-    another policy: nobody will push that key again. A run that another machine goes on with is only marked, and its
-    push marks it FINISHED; an upload that is READY stays, since another machine may be making a version of it."""
-    from mlflow.exceptions import MlflowException
-
-    mine = f"tags.`{_WRITER_TAG}` = '{writer}' and attributes.status = 'RUNNING'"
-    left = client.search_runs([runs.experiment_id], filter_string=mine)
-    for run in sorted(left, key=lambda run: "mlflow.parentRunId" not in run.data.tags):  # the parents last
-        run_id = run.info.run_id
-        if run_id in (runs.parent, runs.child):
-            continue
-        try:
-            for model in client.search_logged_models([runs.experiment_id], filter_string=f"source_run_id = '{run_id}'"):
-                if model.status != "READY" and model.tags.get(_WRITER_TAG) == writer:
-                    client.delete_logged_model(model.model_id)
-            finished = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
-            published = client.search_model_versions(f"run_id = '{run_id}'") or client.search_runs(
-                [runs.experiment_id], filter_string=finished, max_results=1
-            )
-            client.set_terminated(run_id, "FINISHED" if published else "KILLED")
-        except MlflowException as error:  # somebody deleted it meanwhile, or keeps it from this account
-            if not is_code(error, *_REFUSED):
-                raise
 
 
 def _experiment(client: Any) -> str:
@@ -451,12 +429,15 @@ def _until_settled(call: Callable[[], object]) -> None:
 def _log_file(client: Any, run: str, name: str, path: Path) -> None:
     """Log a file under the name it is known by, which its path may not end with."""
     folder, _, base = name.rpartition("/")
-    if path.name == base:
-        client.log_artifact(run, str(path), folder or None)
-        return
     with temporary_folder("file") as scratch:
-        renamed = shutil.copy2(path, Path(scratch) / base)
-        client.log_artifact(run, str(renamed), folder or None)
+        named = path if path.name == base else Path(shutil.copy2(path, Path(scratch) / base))
+        try:
+            client.log_artifact(run, str(named), folder or None)
+        except Exception as error:
+            if refused_with(error) is None:
+                raise
+            with trouble(f"runs:/{run}/{name}"):  # which names the file
+                raise
 
 
 def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
@@ -481,7 +462,7 @@ def _lineage(client: Any, runs: Runs, model: Any, source: SourceModel) -> None:
             _until_settled(partial(lead_in, run_id))
         except MlflowException as error:
             # The source's experiment may be closed to us; the tags say where it came from.
-            if not is_code(error, *_REFUSED):
+            if not is_code(error, *REFUSED):
                 raise
 
 
@@ -508,20 +489,3 @@ def _measurements(client: Any, runs: Runs, model: Any, bundle: Bundle, source: S
 
 def _metric_name(key: str) -> str:
     return "".join(c if c.isalnum() or c in "_-./ :" else "_" for c in key)[:250]
-
-
-def _end_runs(client: Any, name: str, receipt: Receipt) -> None:
-    """Mark the runs of a published version as finished, also those of a push that was killed before it could."""
-    for run in _runs_of(client, client.get_model_version(name, receipt.version)):
-        if run.info.status in _UNFINISHED:
-            client.set_terminated(run.info.run_id, "FINISHED")
-
-
-def _runs_of(client: Any, version: Any) -> list[Any]:
-    """The child and the parent run of a published version, without one that somebody deleted."""
-    if not version.run_id:
-        return []
-    child = client.get_run(version.run_id)
-    parent_id = child.data.tags.get("mlflow.parentRunId")
-    runs = [child, client.get_run(parent_id)] if parent_id else [child]
-    return [run for run in runs if run.info.lifecycle_stage == "active"]

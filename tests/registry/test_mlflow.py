@@ -44,6 +44,10 @@ def source(registry: MLflowRegistry, log_model: LogModel, tmp_path: Path) -> Sou
     return registry.resolve("models:/net/1", tmp_path / "sources")
 
 
+class Killed(BaseException):
+    """SIGKILL at this moment: nothing that handles errors runs after it."""
+
+
 def client() -> Any:
     from mlflow import MlflowClient
 
@@ -847,11 +851,11 @@ def test_an_upload_that_a_killed_run_finished_and_the_next_measured_anew_is_clea
         return sorted(model.tags["compile_stage.digest"] for model in found)
 
     def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, "create_model_version", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             registry.push(first, source, {})
     assert held() == [first.digest]
     receipt = registry.push(second, source, {})
@@ -890,11 +894,11 @@ def test_a_push_of_another_policy_ends_what_a_killed_one_left(
     killed, other = (replace(one, tags={**one.tags, "policy_digest": one.key}) for one in bundles)
 
     def kill(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+        raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, deadly, kill)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             registry.push(killed, source, {})
     begun = [run.info.run_id for run in client.search_runs(place, ours)]
     theirs = {"compile_stage.source": source.uri, "compile_stage.writer": "another machine"}

@@ -1,0 +1,86 @@
+"""How the runs of a publication end: with the version, or when the push that made them was killed, refused or
+interrupted."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from compile_stage.core.records import Receipt, record
+from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.mlflow_retries import within
+from compile_stage.registry.model_files import TAG
+
+WRITER_TAG = TAG + "writer"
+REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
+UNFINISHED = ("RUNNING", "KILLED")
+"""The states of a run of which no version was made yet."""
+_FAREWELL_S = 10.0  # of a push that ends anyway
+
+
+@record
+class Runs:
+    """The runs of a publication: one parent for source and policy, one child for each target."""
+
+    experiment_id: str
+    parent: str
+    child: str
+
+
+def end_published(client: Any, name: str, receipt: Receipt) -> None:
+    """Mark the runs of a published version as finished, also those of a push that was killed before it could."""
+    for run in runs_of(client, client.get_model_version(name, receipt.version)):
+        if run.info.status in UNFINISHED:
+            client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def end_killed(client: Any, runs: Runs, writer: str) -> None:
+    """End what earlier holders of this place were killed in while they published under another key, such as that of
+    another policy: nobody will push that key again. A run that another machine goes on with is only marked, and its
+    push marks it FINISHED; an upload that is READY stays, since another machine may be making a version of it."""
+    from mlflow.exceptions import MlflowException
+
+    mine = f"tags.`{WRITER_TAG}` = '{writer}' and attributes.status = 'RUNNING'"
+    left = client.search_runs([runs.experiment_id], filter_string=mine)
+    for run in sorted(left, key=lambda run: "mlflow.parentRunId" not in run.data.tags):  # the parents last
+        run_id = run.info.run_id
+        if run_id in (runs.parent, runs.child):
+            continue
+        try:
+            _end_unpublished(client, runs.experiment_id, run_id, writer)
+        except MlflowException as error:  # somebody deleted it meanwhile, or keeps it from this account
+            if not is_code(error, *REFUSED):
+                raise
+
+
+def end_given_up(client: Any, runs: Runs, writer: str) -> None:
+    """End what a push began that is refused or interrupted: its runs would be RUNNING, and its upload PENDING, for ever
+    where nobody pushes again. The next push of the key goes on with the runs. Whatever fails here: why the push ended
+    is what is told."""
+    for run_id in (runs.child, runs.parent):
+        with suppress(Exception):
+            within(partial(_end_unpublished, client, runs.experiment_id, run_id, writer), lambda: _FAREWELL_S)
+
+
+def _end_unpublished(client: Any, experiment_id: str, run_id: str, writer: str) -> None:
+    """Delete this place's unfinished uploads of a run whose push is over, and mark it as FINISHED, where something was
+    published of it or below it, else as KILLED."""
+    for model in client.search_logged_models([experiment_id], filter_string=f"source_run_id = '{run_id}'"):
+        if model.status != "READY" and model.tags.get(WRITER_TAG) == writer:
+            client.delete_logged_model(model.model_id)
+    finished = f"tags.`mlflow.parentRunId` = '{run_id}' and attributes.status = 'FINISHED'"
+    published = client.search_model_versions(f"run_id = '{run_id}'") or client.search_runs(
+        [experiment_id], filter_string=finished, max_results=1
+    )
+    client.set_terminated(run_id, "FINISHED" if published else "KILLED")
+
+
+def runs_of(client: Any, version: Any) -> list[Any]:
+    """The child and the parent run of a published version, without one that somebody deleted."""
+    if not version.run_id:
+        return []
+    child = client.get_run(version.run_id)
+    parent_id = child.data.tags.get("mlflow.parentRunId")
+    runs = [child, client.get_run(parent_id)] if parent_id else [child]
+    return [run for run in runs if run.info.lifecycle_stage == "active"]

@@ -1,0 +1,104 @@
+"""How the runs of a publication end when it is refused or interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+from compile_stage.core.errors import RegistryError
+from compile_stage.registry.mlflow import MLflowRegistry
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        ("log_artifact", KeyboardInterrupt()),
+        ("create_model_version", KeyboardInterrupt()),
+        ("create_model_version", MlflowException("a plug-in of the server says no", error_code=3)),
+    ],
+)
+def test_a_push_that_is_refused_or_interrupted_leaves_nothing_under_way(
+    embedded: str,
+    unique: str,
+    log_model: Callable[..., str],
+    make_bundle: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    error: BaseException,
+) -> None:
+    """Broken: after Ctrl-C, or where the server refuses the version, MLflow's page shows runs that are RUNNING and an
+    upload that is PENDING, for ever where nobody publishes again."""
+    registry, client = MLflowRegistry(), MlflowClient()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    bundle, place = make_bundle(f"{unique}-compiled"), [source.experiment_id]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalArtifactRepository if call == "log_artifact" else MlflowClient, call, fails)
+        with pytest.raises((KeyboardInterrupt, RegistryError)):
+            registry.push(bundle, source, {})
+    ours = f"tags.`compile_stage.source` = '{source.uri}'"
+    assert [run.info.status for run in client.search_runs(place, ours)] == ["KILLED", "KILLED"]
+    assert "PENDING" not in {str(model.status) for model in client.search_logged_models(place)}
+    assert registry.push(bundle, source, {}).created
+    assert [run.info.status for run in client.search_runs(place, ours)] == ["FINISHED", "FINISHED"]
+
+
+def test_a_refused_target_leaves_what_another_published_finished(
+    embedded: str,
+    unique: str,
+    log_model: Callable[..., str],
+    make_bundle: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: the parent run of a policy whose first target is published is marked KILLED where the second fails."""
+    registry, client = MLflowRegistry(), MlflowClient()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    one, two = (make_bundle(f"{unique}-compiled", key=key) for key in "ab")
+    registry.push(one, source, {})
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MlflowException("no", error_code=3)
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", fails)
+    with pytest.raises(RegistryError):
+        registry.push(two, source, {})
+    ours = client.search_runs([source.experiment_id], f"tags.`compile_stage.source` = '{source.uri}'")
+    parents = [run.info.status for run in ours if "mlflow.parentRunId" not in run.data.tags]
+    assert parents == ["FINISHED"]
+
+
+def test_a_report_that_is_too_large_for_a_proxy_is_named(
+    embedded: str,
+    unique: str,
+    log_model: Callable[..., str],
+    make_bundle: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: "the registry refuses a file of this size (413)", and nobody knows which, nor what limit it takes."""
+    registry = MLflowRegistry()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    report = tmp_path / "result.json"
+    report.write_text("{}")
+
+    def refused(*_: Any, **__: Any) -> None:
+        answer = requests.Response()
+        answer.status_code = 413
+        raise requests.HTTPError("413 Client Error: Request Entity Too Large", response=answer)
+
+    monkeypatch.setattr(LocalArtifactRepository, "log_artifact", refused)
+    with pytest.raises(RegistryError, match="413") as caught:
+        registry.push(make_bundle(f"{unique}-compiled"), source, {"result.json": report})
+    assert caught.value.where.endswith("/result.json")
