@@ -40,6 +40,7 @@ _TROUBLE = (
 _BOTH_WROTE = ("IntegrityError", "UniqueViolation")  # of SQLAlchemy and psycopg2, which MLflow tells as BAD_REQUEST
 _ANSWER_S = 150.0  # for a whole answer; a server that is alive answers within seconds, a loaded one within a minute
 _TRANSFER_S = 300.0  # for files, beside what follows from their size
+_FILE_S = 10.0  # for each file that is there: a server may take as long for a small one as for a large one
 _SLOWEST_BYTES_PER_S = 50_000
 _FOLDER_OF = {"log_artifact": 1, "log_artifacts": 1, "log_model_artifacts": 1, "download_artifacts": 2}
 """Calls that move files → which of their arguments names the files of this machine."""
@@ -110,17 +111,17 @@ def _demand_named(name: str, call: Callable[..., R], /, *args: Any, **kwargs: An
 
 
 def transfer_limit(files: Path) -> Callable[[], float]:
-    """How long a transfer may take, for `within`: it grows with what `files`, a file or a folder, holds at the time. A
-    download that moves on so has more time than one that does not."""
-    return lambda: _TRANSFER_S + _size(files) / _SLOWEST_BYTES_PER_S
+    """How long a transfer may take in seconds, for `within`: it grows with what `files`, a file or a folder, holds at
+    the time. A download that moves on so has more time than one that does not."""
 
+    def limit_s() -> float:
+        sizes: list[int] = []
+        for path in (files, *files.rglob("*")):
+            with suppress(OSError):  # renamed meanwhile
+                sizes += [path.stat().st_size] if path.is_file() else []
+        return _TRANSFER_S + len(sizes) * _FILE_S + sum(sizes) / _SLOWEST_BYTES_PER_S
 
-def _size(files: Path) -> int:
-    size = 0
-    for path in (files, *files.rglob("*")):
-        with suppress(OSError):  # renamed meanwhile
-            size += path.stat().st_size if path.is_file() else 0
-    return size
+    return limit_s
 
 
 def within(call: Callable[[], R], limit_s: Callable[[], float]) -> R:

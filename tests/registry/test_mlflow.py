@@ -765,6 +765,7 @@ def test_an_upload_has_time_for_each_file_and_names_the_one_that_fails(
     monkeypatch.setattr(HttpArtifactRepository, "list_artifacts", counted)
     monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.01,))
     monkeypatch.setattr(mlflow_retries, "_TRANSFER_S", 1.2)
+    monkeypatch.setattr(mlflow_retries, "_FILE_S", 0.0)
     bundle = make_bundle(f"{unique}-compiled", unique)  # of four files
     with pytest.raises(RegistryError, match="remote end closed connection") as caught:
         registry.push(bundle, source, {})
