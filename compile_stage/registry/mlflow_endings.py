@@ -77,10 +77,19 @@ def _end_unpublished(client: Any, experiment_id: str, run_id: str, writer: str) 
 
 
 def runs_of(client: Any, version: Any) -> list[Any]:
-    """The child and the parent run of a published version, without one that somebody deleted."""
-    if not version.run_id:
-        return []
-    child = client.get_run(version.run_id)
-    parent_id = child.data.tags.get("mlflow.parentRunId")
-    runs = [child, client.get_run(parent_id)] if parent_id else [child]
-    return [run for run in runs if run.info.lifecycle_stage == "active"]
+    """The child and the parent run of a published version, without one that somebody deleted, also for good (`mlflow
+    gc`)."""
+    child = _run(client, version.run_id)
+    parent = _run(client, child.data.tags.get("mlflow.parentRunId")) if child is not None else None
+    return [run for run in (child, parent) if run is not None and run.info.lifecycle_stage == "active"]
+
+
+def _run(client: Any, run_id: str | None) -> Any:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id) if run_id else None
+    except MlflowException as error:
+        if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            raise
+        return None

@@ -102,3 +102,32 @@ def test_a_report_that_is_too_large_for_a_proxy_is_named(
     with pytest.raises(RegistryError, match="413") as caught:
         registry.push(make_bundle(f"{unique}-compiled"), source, {"result.json": report})
     assert caught.value.where.endswith("/result.json")
+
+
+@pytest.mark.parametrize("which", ["child", "both"])
+def test_a_version_whose_runs_are_deleted_for_good_is_still_found_published(
+    embedded: str,
+    unique: str,
+    log_model: Callable[..., str],
+    make_bundle: Callable[..., Any],
+    tmp_path: Path,
+    which: str,
+) -> None:
+    """Broken: once old runs were cleared up (`mlflow gc`), each run of the same policy on the same model ends with exit
+    code 4 and "Run with id=... not found", whatever anybody does."""
+    from mlflow.tracking._tracking_service.utils import _get_store
+
+    registry, client = MLflowRegistry(), MlflowClient()
+    source = registry.resolve(log_model(unique), tmp_path / "sources")
+    bundle, report = make_bundle(f"{unique}-compiled"), tmp_path / "result.json"
+    report.write_text("{}")
+    receipt = registry.push(bundle, source, {})
+    child = client.get_run(client.get_model_version(receipt.name, receipt.version).run_id)
+    runs = {"child": child.info.run_id, "parent": child.data.tags["mlflow.parentRunId"]}
+    for run in runs.values() if which == "both" else [runs["child"]]:
+        client.delete_run(run)
+        _get_store()._hard_delete_run(run)
+    again = registry.push(bundle, source, {})
+    assert (again.version, again.created) == (receipt.version, False)
+    registry.attach(again, {"result.json": report})
+    assert client.get_model_version(receipt.name, receipt.version).tags["compile_stage.report"] == "final"
