@@ -213,9 +213,25 @@ class MLflowRegistry(Registry):
                     fix="validate the version that compile-stage published",
                     where=receipt.uri,
                 )
-            client.log_model_artifacts(model_id, scratch)
+            self._log_to_model(client, model_id, Path(scratch), receipt.uri)
             for key, value in prefixed(tags).items():
                 client.set_model_version_tag(receipt.name, receipt.version, key, value)
+
+    def _log_to_model(self, client: Any, model_id: str, folder: Path, uri: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client.log_model_artifacts(model_id, str(folder))
+        except MlflowException as error:
+            if not is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                raise
+            raise RegistryError(
+                f"no validation can be attached to it: its logged model {model_id} was deleted, and MLflow's next gc "
+                "deletes the files that the version has",
+                fix="delete the version, and run the stage again: it publishes a new one",
+                where=uri,
+                code=Code.NOT_IN_REGISTRY,
+            ) from error
 
     @repeatable
     def fetch(self, uri: str, into: Path) -> Path:

@@ -110,6 +110,26 @@ def test_a_validation_of_a_copied_version_is_attached_to_its_files(
     assert registry.published(copied.uri).tags["compile_stage.validated.x86_64-1"] == "passed"
 
 
+def test_a_version_whose_logged_model_was_deleted_is_told_what_becomes_of_it(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: `validate` says "Logged model with ID m-... not found", and to check the name; or the next run after the
+    advice finds the version that was deleted."""
+    receipt = registry.push(make_bundle("net-compiled", "a"), source, {})
+    deleted = client().get_model_version(receipt.name, receipt.version).source.removeprefix("models:/")
+    client().delete_logged_model(deleted)
+    file = tmp_path / "x86_64-1.json"
+    file.write_text("{}")
+    with pytest.raises(RegistryError, match=f"its logged model {deleted} was deleted") as caught:
+        registry.attest(receipt, file, {"validated.x86_64-1": "passed"})
+    assert "delete the version" in str(caught.value.fix)
+    assert "compile_stage.validated.x86_64-1" not in registry.published(receipt.uri).tags
+    client().delete_model_version(receipt.name, receipt.version)
+    again = registry.push(make_bundle("net-compiled", "a"), source, {})
+    assert again.created
+    registry.attest(again, file, {"validated.x86_64-1": "passed"})
+
+
 def test_a_copy_that_lost_its_tags_is_told_how_to_get_them(
     registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
