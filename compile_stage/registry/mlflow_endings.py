@@ -57,7 +57,7 @@ def end_killed(client: Any, runs: Runs, writer: str) -> None:
 def end_given_up(client: Any, runs: Runs, writer: str) -> None:
     """End what a push began that is refused or interrupted: its runs would be RUNNING, and its upload PENDING, for ever
     where nobody pushes again. The next push of the key goes on with the runs. Whatever fails here: why the push ended
-    is what is told."""
+    is what is reported."""
     for run_id in (runs.child, runs.parent):
         with suppress(Exception):
             within(partial(_end_unpublished, client, runs.experiment_id, run_id, writer), lambda: _FAREWELL_S)
