@@ -22,6 +22,8 @@ def statistics(page: Page) -> None:
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
     if of_candidates := [figure for figure in figures if figure.row["question"] == "candidates"]:
         candidates(page, of_candidates)
+    if of_searches := [figure for figure in figures if figure.row["question"] == "searches"]:
+        searches(page, of_searches)
     if of_groups := [figure for figure in figures if figure.row["question"] == "groups"]:
         groups(page, of_groups)
     percentiles(page, [figure for figure in figures if figure.row["question"] == "p95"])
@@ -140,6 +142,25 @@ def candidates(page: Page, figures: list[Figure]) -> None:
             f"{row['loses']:.1%}",
             f"{row['alike']:.0%}",
             percent(row, "published"),
+        ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def searches(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "search for mixed precision: samples", "with no node kept it loses", "finds a set that loses more than 1 %",
+        "where it goes on", "finds a set", "nodes kept of 40", "where it goes on", "trials", "where it goes on",
+    ]  # fmt: skip
+    rows = [
+        [
+            f"{row['samples']:,}",
+            f"{row['loses']:.1%}",
+            percent(row, "bad"),
+            percent(row, "going_on_bad"),
+            percent(row, "found"),
+            *(f"{row[by + key]:.0f}" for key in ("kept", "trials") for by in ("", "going_on_")),
         ]
         for row in (figure.row for figure in figures)
     ]

@@ -22,6 +22,9 @@ Seeded: the same figures on every machine.
   share their fate.
 - **Candidates**: as *accuracy*, of several candidates that are all at the limit, or lose half as much again: how often
   one passes, and so is published. Of the answers, the share `alike` is lost by all or none of them.
+- **Searches**: searches for mixed precision (`benchmarks/searches.py`): how often what they find loses more than the
+  limit of one point. Beside it the search that goes on after a trial missed for its interval alone (`going_on`), as
+  until commit 21521d7.
 - **Groups**: an artifact exactly at the limit, and one with half of it, of samples in groups: of one size (10), or of
   sizes with a tail (lognormal, or Pareto with the power 1.2, at most 400). Answers change as often as `loses` and
   `gains` say on average, and alike within a group by the correlation `alike` (beta-binomial), but for a tenth that both
@@ -80,6 +83,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import queues  # noqa: E402
 import results  # noqa: E402
+import searches  # noqa: E402
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
 from compile_stage.measure import own_metric, served_load, stats, task_intervals, tokens  # noqa: E402
@@ -794,6 +798,11 @@ def candidates_rows(trials: int) -> list[dict[str, Any]]:
     return rows
 
 
+def searches_rows(trials: int) -> list[dict[str, Any]]:
+    cells = [{"samples": samples, "loses": loses} for samples in (500, 2000, 5000) for loses in (0.015, 0.03, 0.1)]
+    return paired_rows("searches", cells, searches.searches_cell, trials, "going_on")
+
+
 def groups_rows(trials: int) -> list[dict[str, Any]]:
     cells = [
         {"sizes": sizes, "number": number, "loses": loses, "gains": gains, "alike": alike}
@@ -948,8 +957,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "stalls", "accuracy", "candidates", "groups", "p95", "undecided",
-        "tries", "served", "perplexity", "own", "tokens",
+        "speedup", "starts", "allocation", "speeds", "stalls", "accuracy", "candidates", "searches", "groups", "p95",
+        "undecided", "tries", "served", "perplexity", "own", "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -971,6 +980,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "candidates"):
             record.rows += candidates_rows(options.trials)
+        if options.question in (None, "searches"):
+            record.rows += searches_rows(max(50, options.trials // 2))
         if options.question in (None, "groups"):
             record.rows += groups_rows(options.trials)
         if options.question in (None, "p95"):

@@ -5,6 +5,11 @@ It gets the nodes in the order in which keeping them pays (`order`), and a funct
 for real. First the shortest prefix of that order that passes is found by doubling and bisection, in fp32, until it is
 too slow to be of use; then the same for other float types, where what is kept costs less; then nodes are returned to
 the low precision in ever smaller groups. Nothing in it is random: the same evaluations give the same search.
+
+The samples that judge a trial judge all of them, so one of many that miss their limit by little passes by luck. The
+order of the trials does not come from these samples. So the last part is a fixed sequence of tests (Maurer, Hothorn and
+Lehmacher, 1995): it ends with the first trial that misses for its interval alone, and then the limit of what was
+found holds as often as a single trial's (decision 0139).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from compile_stage.core.records import Check, Outcome, Sensitivity, Trial, record
+from compile_stage.measure.gates import holds
 
 Evaluate = Callable[[tuple[str, ...], str], Trial]
 """(kept nodes, float type) → what became of them, measured for real."""
@@ -55,6 +61,7 @@ class Found:
     trials: tuple[Trial, ...]
     exhausted: bool
     too_slow: tuple[Trial, ...] = ()
+    undecided: Trial | None = None
 
     @property
     def closest(self) -> Trial | None:
@@ -84,6 +91,13 @@ def margin(check: Check | None) -> float:
     limit = check.gate.limit
     scale = 1 - limit if upward and not check.gate.unit and 0 < limit < 1 else abs(limit)
     return -math.inf if math.isnan(gap) else gap / max(scale, 1e-12)
+
+
+def is_open(check: Check | None) -> bool:
+    """Whether a check misses its limit for its interval alone: the value holds it."""
+    if check is None or check.measured is None or check.outcome is Outcome.PASS or check.gate.confidence is None:
+        return False
+    return holds(check.gate, check.measured)
 
 
 def better(trial: Trial, than: Trial | None) -> bool:
@@ -142,9 +156,16 @@ class _Search:
         self.trials: list[Trial] = []
         self.best: Trial | None = None
         self._too_slow: list[Trial] = []
+        self._undecided: Trial | None = None
 
     def found(self, *, exhausted: bool) -> Found:
-        return Found(best=self.best, trials=tuple(self.trials), exhausted=exhausted, too_slow=tuple(self._too_slow))
+        return Found(
+            best=self.best,
+            trials=tuple(self.trials),
+            exhausted=exhausted,
+            too_slow=tuple(self._too_slow),
+            undecided=self._undecided,
+        )
 
     def all(self, float_types: tuple[str, ...]) -> None:
         shortest = self._prefix("fp32", 0)
@@ -186,7 +207,9 @@ class _Search:
         return passing
 
     def _give_back(self, start: Trial) -> None:
-        """Quantise again what is not needed: groups of half the set, then smaller, down to single nodes."""
+        """Quantise again what is not needed: groups of half the set, then smaller, down to single nodes; no further
+        than to the first trial that misses for its interval alone. A miss by the value itself ends nothing: hardly any
+        of those pass by luck."""
         held, size = start, (len(start.kept) + 1) // 2
         while size >= 1 and len(held.kept) > 1:
             groups = self._groups(held.kept, size)
@@ -195,6 +218,9 @@ class _Search:
                 if not fewer or len(fewer) == len(held.kept):
                     continue
                 trial = self._try(fewer, held.float_type)
+                if is_open(trial.decisive):
+                    self._undecided = trial
+                    return
                 if better(trial, held):
                     held = trial
             size = size // 2

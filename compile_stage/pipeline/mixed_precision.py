@@ -282,9 +282,9 @@ def _with_tied_nodes(outcome: searching.Found, ranking: Sequence[Sensitivity]) -
     def whole(trial: Trial) -> Trial:
         return replace(trial, kept=tuple(dict.fromkeys(name for node in trial.kept for name in names[node])))
 
-    best = whole(outcome.best) if outcome.best is not None else None
+    best, undecided = (whole(one) if one is not None else None for one in (outcome.best, outcome.undecided))
     trials, too_slow = (tuple(map(whole, some)) for some in (outcome.trials, outcome.too_slow))
-    return replace(outcome, best=best, trials=trials, too_slow=too_slow)
+    return replace(outcome, best=best, trials=trials, too_slow=too_slow, undecided=undecided)
 
 
 def _mix(
@@ -344,6 +344,7 @@ def _summary(outcome: searching.Found, nodes: int) -> str:
     tried = f"{len(outcome.trials)} {'trial' if len(outcome.trials) == 1 else 'trials'}"
     ended = "".join(map(_why_given_up, outcome.too_slow))
     ended += "; the search's budget ended it" if outcome.exhausted else ""
+    ended += _why_ended(outcome.undecided)
     if (best := outcome.best) is not None:
         return (
             f"keeping {len(best.kept)} of {nodes} quantised nodes in {best.float_type} passes (found in {tried}{ended})"
@@ -358,6 +359,14 @@ def _summary(outcome: searching.Found, nodes: int) -> str:
 def _why_given_up(trial: Trial) -> str:
     call = f"with {len(trial.kept)} kept a call takes {1e3 * (trial.latency_s or 0.0):.3g} ms"
     return f"; {trial.float_type} was given up, since {call}, longer than that of a candidate that passes"
+
+
+def _why_ended(undecided: Trial | None) -> str:
+    """More tries on the same samples would end with one that passes by luck."""
+    if undecided is None or undecided.decisive is None:
+        return ""
+    kept, metric = len(undecided.kept), undecided.decisive.gate.metric
+    return f"; it ended with {kept} kept, which misses {metric} for its interval alone: more samples may decide it"
 
 
 def _what_is_kept(best: Trial, missed: Candidate, nodes: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from compile_stage.core.records import Sensitivity, Trial
+from dataclasses import replace
+
+from compile_stage.core.records import Check, Gate, Outcome, Sensitivity, Trial
 from compile_stage.measure.search import Found
 from compile_stage.pipeline.mixed_precision import _summary, _with_tied_nodes
 
@@ -24,3 +26,17 @@ def test_why_a_float_type_was_given_up_is_said() -> None:
     assert said == f"keeping 3 of 3 quantised nodes in bf16 passes (found in 2 trials; {given_up})"
     plain = Found(best=None, trials=(slow,), exhausted=False)
     assert "given up" not in _summary(plain, 3)
+
+
+def test_a_search_that_a_miss_by_luck_ended_says_what_decides_it() -> None:
+    """Broken: the report says nothing of why the search went no further, or counts fewer nodes than were kept."""
+    gate = Gate(metric="accuracy", limit=0.01, direction="at_most", confidence=0.95)
+    check = Check(gate=gate, outcome=Outcome.FAIL, measured=0.005, reason="", interval=(0.0, 0.02))
+    missed = Trial(kept=("a",), float_type="fp32", passed=False, decisive=check)
+    best = Trial(kept=("a", "b"), float_type="fp32", passed=True)
+    ranking = [Sensitivity(node="a", op="Conv", effect=1.0, cost=1.0, together=("c",))]
+    ranking.append(Sensitivity(node="b", op="Conv", effect=1.0, cost=1.0))
+    found = Found(best=best, trials=(best, missed), exhausted=False, undecided=missed)
+    said = _summary(_with_tied_nodes(found, ranking), 3)
+    assert "ended with 2 kept, which misses accuracy for its interval alone: more samples may decide it" in said
+    assert "ended" not in _summary(replace(found, undecided=None), 3)
