@@ -22,6 +22,8 @@ def statistics(page: Page) -> None:
     accuracy(page, [figure for figure in figures if figure.row["question"] == "accuracy"])
     if of_candidates := [figure for figure in figures if figure.row["question"] == "candidates"]:
         candidates(page, of_candidates)
+    if of_mixed := [figure for figure in figures if figure.row["question"] == "mixed"]:
+        mixed(page, of_mixed)
     if of_searches := [figure for figure in figures if figure.row["question"] == "searches"]:
         searches(page, of_searches)
     if of_groups := [figure for figure in figures if figure.row["question"] == "groups"]:
@@ -134,7 +136,10 @@ def stalls(page: Page, figures: list[Figure]) -> None:
 
 
 def candidates(page: Page, figures: list[Figure]) -> None:
-    head = ["candidates", "samples", "each loses, where 1 % is allowed", "lost by all or none of them", "one passes"]
+    head = [
+        "candidates", "samples", "each loses, where 1 % is allowed", "lost by all or none of them", "one passes",
+        "by `confidence_of: winner`",
+    ]  # fmt: skip
     rows = [
         [
             str(row["count"]),
@@ -142,7 +147,21 @@ def candidates(page: Page, figures: list[Figure]) -> None:
             f"{row['loses']:.1%}",
             f"{row['alike']:.0%}",
             percent(row, "published"),
+            percent(row, "winner_published"),
         ]
+        for row in (figure.row for figure in figures)
+    ]
+    page.table(head, rows, figures)
+
+
+def mixed(page: Page, figures: list[Figure]) -> None:
+    head = [
+        "mixed candidates", "samples", "one that holds 1 % is published", "by `confidence_of: winner`",
+        "one that loses more", "by `confidence_of: winner`",
+    ]  # fmt: skip
+    keys = ("good", "winner_good", "bad", "winner_bad")
+    rows = [
+        [str(row["count"]), f"{row['samples']:,}", *(percent(row, key) for key in keys)]
         for row in (figure.row for figure in figures)
     ]
     page.table(head, rows, figures)

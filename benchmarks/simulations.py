@@ -20,8 +20,11 @@ Seeded: the same figures on every machine.
 - **Accuracy**: an artifact that loses 1.5 points where 1 is allowed with `confidence: 0.95`, or one exactly at the
   limit; as many answers get better and worse beside that as `changes` says. Samples may come in groups of ten that
   share their fate.
-- **Candidates**: as *accuracy*, of several candidates that are all at the limit, or lose half as much again: how often
-  one passes, and so is published. Of the answers, the share `alike` is lost by all or none of them.
+- **Candidates**, **mixed** (`benchmarks/many_candidates.py`): as *accuracy*, of several candidates that are all at the
+  limit, or lose half as much again: how often one passes, and so is published. Of the answers, the share `alike` is
+  lost by all or none of them. Beside it by `select.confidence_of: winner` (`winner`). *Mixed*: half of the candidates
+  lose up to 0.3 points, a fifth 0.3 to 1, and as many 1 to 3 as 3 to 20: how often one is published that holds the
+  limit of one point, and one that does not.
 - **Searches**: searches for mixed precision (`benchmarks/searches.py`): how often what they find loses more than the
   limit of one point. Beside it the search that goes on after a trial missed for its interval alone (`going_on`), as
   until commit 21521d7.
@@ -81,6 +84,7 @@ from scipy.special import stdtrit
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
+import many_candidates  # noqa: E402
 import queues  # noqa: E402
 import results  # noqa: E402
 import searches  # noqa: E402
@@ -408,29 +412,6 @@ def drop_passes(
         result = measure(gate, own, base, truth, seed=trial, **known)
         passed += result.interval.high <= gate.limit + 1e-12
     return passed / trials
-
-
-def candidates_cell(count: int, samples: int, loses: float, alike: float, trials: int) -> dict[str, float]:
-    """How often at least one of so many candidates passes, all of which lose that share of right answers: the fastest
-    of those that passed is published, so a bad one is."""
-    gate = Gate(
-        metric="accuracy", limit=0.01, direction="at_most", confidence=0.95, options={"drop": "max_drop"}
-    )  # fmt: skip
-    generator = np.random.default_rng([count, samples, int(loses * 1e4), int(10 * alike)])
-    truth, known, published = np.zeros(samples, np.int64), dict[int, bool](), 0
-    for _ in range(trials):
-        common = generator.random(samples)
-        passed = False
-        for _ in range(count):
-            fate = np.where(generator.random(samples) < alike, common, generator.random(samples))
-            lost = int(np.sum(fate < loses))  # nothing is gained, so the number decides
-            if lost not in known:
-                own = (np.arange(samples) < lost).astype(np.int64)
-                found = measure_task(gate, own, truth, truth, seed=0)
-                known[lost] = found.interval is not None and found.interval.high <= gate.limit
-            passed |= known[lost]
-        published += passed
-    return {"published": published / trials}
 
 
 def groups_cell(
@@ -793,8 +774,19 @@ def candidates_rows(trials: int) -> list[dict[str, Any]]:
         for count in (1, 5, 20):
             for alike in (0.0, 0.5, 0.9):
                 row = {"count": count, "samples": samples, "loses": loses, "alike": alike}
-                rows.append({"question": "candidates", **row, **candidates_cell(count, samples, loses, alike, trials)})
+                found = many_candidates.published_cell(count, samples, loses, alike, trials)
+                rows.append({"question": "candidates", **row, **found})
                 print(rows[-1], flush=True)
+    return rows
+
+
+def mixed_rows(trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for samples in (300, 500, 1000, 2000, 5000):
+        for count in (3, 8):
+            row = {"count": count, "samples": samples}
+            rows.append({"question": "mixed", **row, **many_candidates.mixed_cell(count, samples, trials)})
+            print(rows[-1], flush=True)
     return rows
 
 
@@ -957,8 +949,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--before", metavar="COMMIT", help="also with the functions of that commit, a fifth of the trials"
     )
     questions = (
-        "speedup", "starts", "allocation", "speeds", "stalls", "accuracy", "candidates", "searches", "groups", "p95",
-        "undecided", "tries", "served", "perplexity", "own", "tokens",
+        "speedup", "starts", "allocation", "speeds", "stalls", "accuracy", "candidates", "mixed", "searches", "groups",
+        "p95", "undecided", "tries", "served", "perplexity", "own", "tokens",
     )  # fmt: skip
     parser.add_argument("--question", choices=questions, help="only this one")
     results.add_save_option(parser)
@@ -980,6 +972,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record.rows += accuracy_rows(options.trials, before)
         if options.question in (None, "candidates"):
             record.rows += candidates_rows(options.trials)
+        if options.question in (None, "mixed"):
+            record.rows += mixed_rows(options.trials)
         if options.question in (None, "searches"):
             record.rows += searches_rows(max(50, options.trials // 2))
         if options.question in (None, "groups"):

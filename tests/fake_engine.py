@@ -29,6 +29,11 @@ from compile_stage.serving.manifest import artifact_of, data_folder, read_manife
 SAMPLES = 64
 
 
+def mean_off(own: np.ndarray[Any, Any], base: np.ndarray[Any, Any], _: object) -> np.ndarray[Any, Any]:
+    """A metric of a policy's own, with one number for each sample."""
+    return np.asarray(np.abs(own - base).mean(axis=1))
+
+
 @dataclass
 class Scenario:
     """What happens in workers.

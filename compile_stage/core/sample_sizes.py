@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from statistics import NormalDist
 
 from compile_stage.core.records import Gate, Job
@@ -43,22 +44,34 @@ def samples_for_gate(gate: Gate, baseline: float = 1.0) -> int | None:
     return samples_for_drop(limit, gate.confidence)
 
 
-def confidence_notes(jobs: Iterable[Job], count: int | None, unit: str = "samples") -> tuple[str, ...]:
+def confidence_over(confidence: float | None, tries: int) -> float | None:
+    """What is left of a confidence for one of so many tries, so that all hold it together (Bonferroni)."""
+    return None if confidence is None else 1 - (1 - confidence) / tries
+
+
+def confidence_notes(
+    jobs: Iterable[Job], count: int | None, unit: str = "samples", *, of_winner: bool = False
+) -> tuple[str, ...]:
     """One sentence for each limit whose confidence needs a number of samples, with the precisions that it is for.
 
     Args:
         count: How many there are; None where that is not known yet.
         unit: What is counted: samples, or groups of them.
+        of_winner: The confidence is that of the winner, which takes more samples where other candidates miss.
     """
     jobs = tuple(jobs)
-    limits: dict[tuple[str, float, float | None, int | None], list[str]] = {}
+    tries = sum(any(gate.confidence is not None for gate in job.gates) for job in jobs) if of_winner else 1
+    limits: dict[tuple[str, float, float | None, int | None, int | None], list[str]] = {}
     for job in jobs:
         for gate in _in_force(job.gates):
             if (needed := samples_for_gate(gate)) != 1:
-                limits.setdefault((gate.metric, gate.limit, gate.confidence, needed), []).append(job.scheme.precision)
+                most = samples_for_gate(replace(gate, confidence=confidence_over(gate.confidence, tries)))
+                limit = gate.metric, gate.limit, gate.confidence, needed, most
+                limits.setdefault(limit, []).append(job.scheme.precision)
     notes = [
         f"{', '.join(dict.fromkeys(precisions))}: {_sentence(metric, limit, confidence, needed, count, unit)}"
-        for (metric, limit, confidence, needed), precisions in limits.items()
+        + (f"; a winner beside {tries - 1} that miss it takes up to {most:,}" if tries > 1 and most else "")
+        for (metric, limit, confidence, needed, most), precisions in limits.items()
     ]
     return tuple(dict.fromkeys([*notes, *_few_changes(jobs, count, unit)]))
 

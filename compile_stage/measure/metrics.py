@@ -350,7 +350,7 @@ class _Comparison:
         compared, limit = told_apart(worse, gate.limit)
         what = f"{gate.metric} of output {name!r} is {compared if ends is None else quantity(measured.value)}"
         if ends is not None:
-            what += f", its {gate.confidence:.0%} interval's worse end {compared}"
+            what += f", its {_percent(gate.confidence)} interval's worse end {compared}"
         reason = f"{what} {sign} {limit}{unit} over {self.count} samples"
         if measured.note:
             reason += f" ({measured.note})"
@@ -421,7 +421,7 @@ class _Comparison:
         slack = _ROUNDING * (1.0 if relative else max(abs(result.candidate), abs(result.baseline)))
         held = holds(gate, result.value, ends, slack)
         word = "bounds" if gate.metric in ("accuracy", "class_recall") else "interval"
-        spread = f" ({gate.confidence:.0%} {word} {ends[0]:.4g} to {ends[1]:.4g})" if ends else ""
+        spread = f" ({_percent(gate.confidence)} {word} {ends[0]:.4g} to {ends[1]:.4g})" if ends else ""
         reason = (
             f"{gate.metric} {change_text(gate, result.value)}{spread}, from {result.baseline:.4g} to "
             f"{result.candidate:.4g} over {self.amount}; {gate.direction.replace('_', ' ')} {gate.limit:g} is "
@@ -466,6 +466,11 @@ class _Comparison:
             batch_size=self.batch_size,
             samples=self.count,
         )
+
+
+def _percent(confidence: float | None) -> str:
+    """As many digits as a confidence over several tries needs: 95%, 98.33%."""
+    return f"{100 * (confidence or 0.0):.4g}%"
 
 
 def _not_judged(check: Check, why: str) -> Check:

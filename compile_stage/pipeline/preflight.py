@@ -22,7 +22,17 @@ from compile_stage.core.errors import (
     SourceError,
 )
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Data, DataSpec, Gate, Job, Plan, SampleSet, ShapeRange, SourceModel, Target
+from compile_stage.core.records import (
+    Data,
+    DataSpec,
+    Job,
+    Plan,
+    SampleSet,
+    ShapeRange,
+    SourceModel,
+    Target,
+    TargetPolicy,
+)
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
@@ -52,7 +62,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
         for target_policy in plan.policy.targets:
             jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
             try:
-                by_target.append(checks.reasons(jobs, target_policy.performance) if jobs else {})
+                by_target.append(checks.reasons(jobs, target_policy) if jobs else {})
             except SourceError as error:
                 refused.append(error)
                 by_target.append({job.id: error.problem for job in jobs})
@@ -82,8 +92,8 @@ class _Checks:
     data: Data
     notes: list[str] = field(default_factory=list)
 
-    def reasons(self, jobs: Sequence[Job], performance: Sequence[Gate]) -> dict[str, str]:
-        """Why jobs of one target, with these gates on performance, can't pass, by their ids.
+    def reasons(self, jobs: Sequence[Job], policy: TargetPolicy) -> dict[str, str]:
+        """Why jobs of one target, with the gates of its policy, can't pass, by their ids.
 
         Raises:
             SourceError: The source has not what the target asks for.
@@ -94,8 +104,8 @@ class _Checks:
         demand_batch_sizes(self.source, signature, target)
         demand_shapes(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
-        self.notes.extend(_confidence_notes(jobs, validation))
-        reasons = unfit_limits(jobs, performance, signature)
+        self.notes.extend(_confidence_notes(jobs, validation, policy))
+        reasons = unfit_limits(jobs, policy.performance, signature)
         if validation is not None:
             reasons |= unfit(jobs, validation, self.data)
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
@@ -130,10 +140,11 @@ class _Checks:
         return sample(self.context, self.worker, self.source, role, request)
 
 
-def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None) -> tuple[str, ...]:
+def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None, policy: TargetPolicy) -> tuple[str, ...]:
+    of_winner = policy.confidence_of == "winner"
     if validation is None:
-        return confidence_notes(jobs, None)
-    return confidence_notes(jobs, validation.independent, validation.unit)
+        return confidence_notes(jobs, None, of_winner=of_winner)
+    return confidence_notes(jobs, validation.independent, validation.unit, of_winner=of_winner)
 
 
 def _ending(plan: Plan, reasons: Mapping[str, str]) -> tuple[int, str]:

@@ -15,10 +15,11 @@ from compile_stage.measure.previews import previews_of, worst_samples
 from compile_stage.measure.timed_answers import Proof
 from compile_stage.pipeline.evaluate import evaluate_all
 from compile_stage.pipeline.inputs import TargetInputs, TargetRun
+from compile_stage.pipeline.many_candidates import notes as notes_on_confidence
+from compile_stage.pipeline.many_candidates import select_confirmed
 from compile_stage.pipeline.mixed_precision import search_missed
 from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
 from compile_stage.pipeline.pruning import dropped_too_soon, to_validate
-from compile_stage.pipeline.soaked_selection import select_soaked
 from compile_stage.pipeline.time_left import late_note
 from compile_stage.pipeline.tried_settings import tried_settings
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
@@ -77,7 +78,12 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
     inputs.make()
     notes = pull_records(context, plan.source, jobs)
     notes += pull_shared_records(context, jobs)
-    notes += confidence_notes(jobs, inputs.validation.independent, inputs.validation.unit)
+    notes += confidence_notes(
+        jobs,
+        inputs.validation.independent,
+        inputs.validation.unit,
+        of_winner=policy.confidence_of == "winner",
+    )
     notes += copies_notes(inputs.validation, inputs.reference)
     notes += rounding_notes(inputs.reference)
     with context.naming_what_is_gone():
@@ -107,6 +113,7 @@ def run_target(context: Context, source_worker: Worker, plan: Plan, opened: Open
         limits = policy.target, plan.policy.budget
         texts = write_texts(context, source_worker, plan.source, result.candidates, inputs.validation, limits)
         result = replace(result, texts=texts)
+    notes += notes_on_confidence(target, result.candidates)
     return replace(
         _with_samples(result, inputs.validation, shown=plan.policy.report.samples),
         refused=opened.refused,
@@ -177,7 +184,7 @@ class _Competition:
             seed=seed,
             mixed_batch=reference.batch_size if reference.mixed_rows else None,
         )
-        judged, selection = select_soaked(target.context, judged, policy, original, run_policy.budget)
+        judged, selection = select_confirmed(target, judged, original, timely)
         return TargetResult(
             policy=policy,
             original=original,

@@ -185,6 +185,7 @@ def _target(name: str, target: schema.Target, tree: Node) -> records.TargetPolic
             _performance_gates(target.performance, tree, (*path, "performance"), target.serving.currency)
         ),
         prefer=target.select.prefer,
+        confidence_of=target.select.confidence_of,
         fallback=records.Fallback(**target.fallback.model_dump()),
         promote=_promotion(target.promote),
         ladder=target.ladder,

@@ -167,6 +167,7 @@ def _target(result: RunResult, target: TargetResult) -> dict[str, Any]:
         "threads": spec.threads,
         "batch_sizes": spec.batch_sizes,
         "prefer": target.policy.prefer,
+        "confidence_of": target.policy.confidence_of,
         **({"family": target.policy.family} if target.policy.family else {}),
         "data": {role: _samples(samples) for role, samples in target.samples.items()},
         "winner": selection.winner,

@@ -234,6 +234,7 @@ class TargetPolicy:
             one by one.
         serving: How the winner is measured behind its server.
         family: Of targets that are published together, as variants in one version; empty for a version of its own.
+        confidence_of: Whose a gate's confidence is: each candidate's by itself, or the winner's, however many miss.
     """
 
     target: Target
@@ -245,6 +246,7 @@ class TargetPolicy:
     ladder: bool = False
     serving: Serving = field(default_factory=Serving)
     family: str = ""
+    confidence_of: Literal["candidate", "winner"] = "candidate"
 
     @property
     def published_as(self) -> str:
