@@ -125,5 +125,8 @@ def _judged_again(target: TargetRun, candidate: Candidate, tries: int, own: int)
     judged = judge_tolerances(replace(candidate, job=job), validated.verdict.checks, run_policy.waivers, context.today)
     if judged.verdict is not None and judged.has_passed:
         return replace(judged, verdict=Verdict(checks=(*judged.verdict.checks, *candidate.verdict.checks[own:])))
-    why = f"it held at the confidence of one candidate, and {tries - 1} missed a limit for its interval alone"
-    return judged.in_state("failed", f"{judged.reason}; {why} (select.confidence_of: winner)")
+    why = (
+        f"it held at the confidence of one candidate, and {tries - 1} missed a limit for its interval alone: validate "
+        "on more samples, or say select.confidence_of: candidate"
+    )
+    return judged.in_state("failed", f"{judged.reason}; {why}")
