@@ -58,7 +58,8 @@ def install(requirements: Path, folder: Path) -> Path:
         for entry in held.entry_points.select(group="console_scripts"):
             script = programs / entry.name
             script.write_text(
-                f"#!{programs}/python\nimport sys\nfrom {entry.module} import {entry.attr}\nsys.exit({entry.attr}())\n"
+                f"#!{programs}/python\nimport sys\nfrom {entry.module} import {entry.attr}\n"
+                f'if __name__ == "__main__":\n    sys.exit({entry.attr}())\n'  # servers' workers import it once more
             )
             script.chmod(0o755)
     return programs

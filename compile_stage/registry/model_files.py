@@ -101,7 +101,11 @@ def demand_mlmodel(folder: Path, uri: str) -> None:
         return
     if (folder / "data" / "manifest.json").is_file():
         raise IntegrityError("it is not what was published: MLmodel is missing", where=uri)
-    raise RegistryError("the registry lists the model, but its files are not there (no MLmodel)", where=uri)
+    raise RegistryError(
+        "the registry lists the model, but its files are not there (no MLmodel)",
+        fix="delete the version, and run the stage again: it publishes a new one",
+        where=uri,
+    )
 
 
 def read_model(folder: Path, uri: str) -> ModelFiles:

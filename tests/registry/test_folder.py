@@ -149,8 +149,12 @@ def test_a_published_version_without_its_mlmodel_is_damaged_and_one_without_file
     with pytest.raises(IntegrityError, match="MLmodel is missing"):
         registry.fetch(receipt.uri, tmp_path / "fetched")
     shutil.rmtree(files / "data")
-    with pytest.raises(RegistryError, match="its files are not there"):
+    with pytest.raises(RegistryError, match="its files are not there") as caught:
         registry.fetch(receipt.uri, tmp_path / "fetched")
+    assert "delete the version" in str(caught.value.fix)
+    shutil.rmtree(receipt.uri.removeprefix("folder:"))  # as the advice says
+    again = registry.push(make_bundle("net-compiled"), source, {})
+    registry.fetch(again.uri, tmp_path / "fetched-again")
 
 
 def test_a_damaged_record_is_said_in_words(
