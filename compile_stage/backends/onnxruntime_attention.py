@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compile_stage.core.generation import cache_specs, present_of
 from compile_stage.core.tensors import Signature
 from compile_stage.precision.graph_editor import GraphEditor
-from compile_stage.precision.wiring import attribute, is_standard, reads
+from compile_stage.precision.wiring import attribute, is_standard, permutation, reads
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -246,4 +246,4 @@ def swaps_heads(node: NodeProto | None) -> bool:
     """A Transpose between [batch, heads, tokens, size] and [batch, tokens, heads, size]."""
     if node is None or node.op_type != "Transpose" or not is_standard(node):
         return False
-    return next((list(one.ints) for one in node.attribute if one.name == "perm"), []) == [0, 2, 1, 3]
+    return permutation(node) == [0, 2, 1, 3]

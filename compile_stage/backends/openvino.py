@@ -67,8 +67,9 @@ _LACKS = {
 
 
 # Native int8 calibrates on at most so many samples; NNCF's own default.
-_LSTM_STATE = 1  # which input of OpenVINO's LSTMSequence its first hidden state is
 _CALIBRATION_SAMPLES = 300
+
+_LSTM_STATE = 1  # which input of OpenVINO's LSTMSequence its first hidden state is
 
 
 class OpenVino(Compiler):
@@ -270,13 +271,12 @@ def _prepare_lstms(graph: Any) -> None:
     manager = Manager()
     manager.register_pass(ConstantFolding())
     manager.run_passes(graph)
+    start, stop, step, axis = 0, np.iinfo(np.int64).max, 1, 1
+    whole = [np.array([one], np.int64) for one in (start, stop, step, axis)]
     for operation in graph.get_ordered_ops():
         if operation.get_type_name() == "LSTMSequence":
-            directions = [
-                np.array([at], np.int64) for at in (0, np.iinfo(np.int64).max, 1, 1)
-            ]  # start, stop, step, axis
             state = operation.input(_LSTM_STATE)
-            state.replace_source_output(opset13.slice(state.get_source_output(), *directions).output(0))
+            state.replace_source_output(opset13.slice(state.get_source_output(), *whole).output(0))
 
 
 def _quantize(graph: Any, signature: Signature, calibration: SampleSet) -> Any:

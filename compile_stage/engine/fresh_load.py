@@ -317,6 +317,11 @@ class FreshProcess:
                 self._process.wait()
 
 
+def import_path() -> str:
+    """For PYTHONPATH: where this process finds packages."""
+    return os.pathsep.join(path for path in sys.path if path)
+
+
 def serving_environment(folder: str, trust: Path | None) -> dict[str, str]:
     """The worker's, with home, cache and registry elsewhere: nothing of them is part of a published model. Packages are
     found where the worker finds them: plug-ins may lie on its path alone."""
@@ -327,7 +332,7 @@ def serving_environment(folder: str, trust: Path | None) -> dict[str, str]:
         "MLFLOW_REGISTRY_URI": str(Path(folder) / "no-registry"),
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": import_path(),
     }
     kept = {name: value for name, value in os.environ.items() if name != TRUST_VARIABLE}
     return {**kept, **changed, **({TRUST_VARIABLE: str(trust)} if trust is not None else {})}

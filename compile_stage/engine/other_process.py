@@ -8,7 +8,6 @@ otherwise in each process that serves it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from compile_stage.core import plugins
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.errors import SourceError, UsageError
 from compile_stage.core.records import SourceModel
-from compile_stage.engine.fresh_load import FreshProcess
+from compile_stage.engine.fresh_load import FreshProcess, import_path
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
@@ -103,11 +102,7 @@ def _named(inputs: Batch, answers: Mapping[str, Array]) -> dict[str, Array]:
 
 def _elsewhere(source: SourceModel, columns: Mapping[str, Array]) -> dict[str, Array]:
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": seed,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": import_path()}
     process = FreshProcess(Path(source.path), None, _SCRIPT, environment=environment)
     try:
         answer = process.ask({"source": plain(source), "columns": process.keep(columns, "column")})

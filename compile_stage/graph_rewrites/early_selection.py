@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from compile_stage.core.tensors import CACHE_INPUTS
 from compile_stage.precision.graph_editor import GraphEditor
 from compile_stage.precision.onnx_graph import Dimension, read_shapes
-from compile_stage.precision.wiring import attribute, is_standard
+from compile_stage.precision.wiring import attribute, is_standard, permutation
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -235,8 +235,7 @@ class _Rewriter(GraphEditor):
             axes = self._reduced(node, len(before))
             return axis if attribute(node, "keepdims", 1) and axes and axis not in axes else None
         if kind == "Transpose":
-            order = next((list(one.ints) for one in node.attribute if one.name == "perm"), None)
-            return (order or list(range(len(shape)))[::-1])[axis]
+            return (permutation(node) or list(range(len(shape)))[::-1])[axis]
         if kind == "Slice":
             cut = self.constant(node.input[3]) if len(node.input) > 3 else None
             return axis if cut is not None and axis not in {int(one) % len(shape) for one in cut} else None

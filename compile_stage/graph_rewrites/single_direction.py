@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compile_stage.graph_rewrites.lengths import LengthReader, says
+from compile_stage.precision.wiring import permutation
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -44,9 +45,8 @@ class _Rewriter(LengthReader):
         layer = self.made_by.get(swap.input[0]) if swap is not None and self.is_op(swap, "Transpose") else None
         if swap is None or layer is None or not self.is_op(layer, *_LAYERS):
             return False
-        order = next((list(one.ints) for one in swap.attribute if one.name == "perm"), [])
         lengths = self.lengths_of(swap.input[0])
-        if order != [0, 2, 1, 3] or lengths is None or len(lengths) != 4 or lengths[_DIRECTIONS] != 1:
+        if permutation(swap) != [0, 2, 1, 3] or lengths is None or len(lengths) != 4 or lengths[_DIRECTIONS] != 1:
             return False
         steps, _, batch, hidden = lengths
         if not says(self.values_of(reshape.input[1]), [steps, batch, hidden]):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compile_stage.graph_rewrites.lengths import LengthReader, says
+from compile_stage.precision.wiring import permutation
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -56,9 +57,8 @@ class _Rewriter(LengthReader):
         flat = self.made_by.get(swap.input[0]) if swap is not None and self.is_op(swap, "Transpose") else None
         if back is None or swap is None or flat is None or not self.is_op(flat, "Reshape"):
             return False
-        order = next((list(one.ints) for one in swap.attribute if one.name == "perm"), [])
         given = self.lengths_of(flat.input[0])
-        if order != [0, 2, 1] or given is None or len(given) != 4:
+        if permutation(swap) != [0, 2, 1] or given is None or len(given) != 4:
             return False
         batch, heads, keys, size = given
         if not says(self.values_of(flat.input[1]), [None, keys, size]):

@@ -27,5 +27,6 @@ def blame_original(checks: Sequence[Check], cause: str) -> tuple[Check, ...]:
 
 
 def cause_of(check: Check) -> str:
-    """The cause that `blame_original` named; empty without one."""
-    return check.reason.partition(_CAUSE)[2]
+    """What `blame_original` put behind the check's reason; empty where it put nothing."""
+    _, found, cause = check.reason.partition(_CAUSE)
+    return found + cause

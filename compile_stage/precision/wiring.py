@@ -50,6 +50,11 @@ def attribute(node: NodeProto, name: str, default: float) -> float:
     return next((helper.get_attribute_value(one) for one in node.attribute if one.name == name), default)
 
 
+def permutation(node: NodeProto) -> list[int] | None:
+    """The order in which a Transpose puts the axes; None where it does not say one, and reverses them."""
+    return next((list(one.ints) for one in node.attribute if one.name == "perm"), None)
+
+
 def is_plain_gemm(node: NodeProto) -> bool:
     """True for a Gemm that neither scales its parts nor transposes its input: x · W + b, W transposed or not."""
     return attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1 and not attribute(node, "transA", 0)

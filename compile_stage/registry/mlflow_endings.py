@@ -16,7 +16,7 @@ WRITER_TAG = TAG + "writer"
 REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
 UNFINISHED = ("RUNNING", "KILLED")
 """The states of a run of which no version was made yet."""
-_FAREWELL_S = 10.0  # of a push that ends anyway
+_ENDING_S = 10.0  # to end the runs of a push that failed
 
 
 @record
@@ -60,7 +60,7 @@ def end_given_up(client: Any, runs: Runs, writer: str) -> None:
     is what is reported."""
     for run_id in (runs.child, runs.parent):
         with suppress(Exception):
-            within(partial(_end_unpublished, client, runs.experiment_id, run_id, writer), lambda: _FAREWELL_S)
+            within(partial(_end_unpublished, client, runs.experiment_id, run_id, writer), lambda: _ENDING_S)
 
 
 def _end_unpublished(client: Any, experiment_id: str, run_id: str, writer: str) -> None:

@@ -243,8 +243,7 @@ def deciding_gate(target: TargetResult) -> str:
     check = min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
     if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
         return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
-    cause = f"; the cause is the original: {what}" if (what := cause_of(check)) else ""
-    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}{cause}"
+    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}{cause_of(check)}"
 
 
 def missed_text(check: Check) -> str:
