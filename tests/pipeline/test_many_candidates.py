@@ -93,7 +93,7 @@ def test_who_may_win_behind_the_server_is_judged_too(tmp_path: Path, monkeypatch
 
 
 def test_misses_by_the_value_cost_the_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: hopeless schemes, which never pass by luck, take the samples of those that are right."""
+    """Broken: schemes far over the limit, which never pass by luck, take the samples of those that are right."""
     found = judged(tmp_path, monkeypatch, ERRORS | {"int8-dynamic": 0.05}, "winner")
     assert by_scheme(found) == {"int8": "won", "int8-dynamic": "failed", "bf16": "lost"}
     assert all(candidate.job.gates == (LIMIT,) for candidate in found.candidates)

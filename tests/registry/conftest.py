@@ -78,6 +78,19 @@ def log_model(tmp_path: Path) -> LogModel:
     return log
 
 
+@pytest.fixture
+def registry(embedded: str) -> MLflowRegistry:
+    """An embedded MLflow of the test's own."""
+    return MLflowRegistry()
+
+
+@pytest.fixture
+def source(registry: MLflowRegistry, log_model: LogModel, tmp_path: Path) -> SourceModel:
+    """`models:/net/1` with its files here: what is compiled and published."""
+    log_model("net")
+    return registry.resolve("models:/net/1", tmp_path / "sources")
+
+
 def write_bundle(folder: Path, name: str, key: str, content: str = "compiled") -> Bundle:
     from mlflow.models import Model
 

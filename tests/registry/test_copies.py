@@ -17,17 +17,6 @@ MakeBundle = Callable[..., Any]
 
 
 @pytest.fixture
-def registry(embedded: str) -> MLflowRegistry:
-    return MLflowRegistry()
-
-
-@pytest.fixture
-def source(registry: MLflowRegistry, log_model: LogModel, tmp_path: Path) -> SourceModel:
-    log_model("net")
-    return registry.resolve("models:/net/1", tmp_path / "sources")
-
-
-@pytest.fixture
 def publish(registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle) -> Callable[[str], Receipt]:
     return lambda key: registry.push(make_bundle("net-compiled", key), source, {})
 

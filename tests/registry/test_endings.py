@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from compile_stage.core.errors import RegistryError
+from compile_stage.core.records import SourceModel
 from compile_stage.registry.mlflow import MLflowRegistry
 
 
@@ -25,20 +26,17 @@ from compile_stage.registry.mlflow import MLflowRegistry
     ],
 )
 def test_a_push_that_is_refused_or_interrupted_leaves_nothing_under_way(
-    embedded: str,
-    unique: str,
-    log_model: Callable[..., str],
+    registry: MLflowRegistry,
+    source: SourceModel,
     make_bundle: Callable[..., Any],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
     error: BaseException,
 ) -> None:
     """Broken: after Ctrl-C, or where the server refuses the version, MLflow's page shows runs that are RUNNING and an
     upload that is PENDING, for ever where nobody publishes again."""
-    registry, client = MLflowRegistry(), MlflowClient()
-    source = registry.resolve(log_model(unique), tmp_path / "sources")
-    bundle, place = make_bundle(f"{unique}-compiled"), [source.experiment_id]
+    client = MlflowClient()
+    bundle, place = make_bundle("net-compiled"), [source.experiment_id]
 
     def fails(*_: Any, **__: Any) -> None:
         raise error
@@ -55,17 +53,14 @@ def test_a_push_that_is_refused_or_interrupted_leaves_nothing_under_way(
 
 
 def test_a_refused_target_leaves_what_another_published_finished(
-    embedded: str,
-    unique: str,
-    log_model: Callable[..., str],
+    registry: MLflowRegistry,
+    source: SourceModel,
     make_bundle: Callable[..., Any],
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Broken: the parent run of a policy whose first target is published is marked KILLED where the second fails."""
-    registry, client = MLflowRegistry(), MlflowClient()
-    source = registry.resolve(log_model(unique), tmp_path / "sources")
-    one, two = (make_bundle(f"{unique}-compiled", key=key) for key in "ab")
+    client = MlflowClient()
+    one, two = (make_bundle("net-compiled", key=key) for key in "ab")
     registry.push(one, source, {})
 
     def fails(*_: Any, **__: Any) -> None:
@@ -80,16 +75,13 @@ def test_a_refused_target_leaves_what_another_published_finished(
 
 
 def test_a_report_that_is_too_large_for_a_proxy_is_named(
-    embedded: str,
-    unique: str,
-    log_model: Callable[..., str],
+    registry: MLflowRegistry,
+    source: SourceModel,
     make_bundle: Callable[..., Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Broken: "the registry refuses a file of this size (413)", and nobody knows which, nor what limit it takes."""
-    registry = MLflowRegistry()
-    source = registry.resolve(log_model(unique), tmp_path / "sources")
     report = tmp_path / "result.json"
     report.write_text("{}")
 
@@ -100,15 +92,14 @@ def test_a_report_that_is_too_large_for_a_proxy_is_named(
 
     monkeypatch.setattr(LocalArtifactRepository, "log_artifact", refused)
     with pytest.raises(RegistryError, match="413") as caught:
-        registry.push(make_bundle(f"{unique}-compiled"), source, {"result.json": report})
+        registry.push(make_bundle("net-compiled"), source, {"result.json": report})
     assert caught.value.where.endswith("/result.json")
 
 
 @pytest.mark.parametrize("which", ["child", "both"])
 def test_a_version_whose_runs_are_deleted_for_good_is_still_found_published(
-    embedded: str,
-    unique: str,
-    log_model: Callable[..., str],
+    registry: MLflowRegistry,
+    source: SourceModel,
     make_bundle: Callable[..., Any],
     tmp_path: Path,
     which: str,
@@ -117,9 +108,8 @@ def test_a_version_whose_runs_are_deleted_for_good_is_still_found_published(
     code 4 and "Run with id=... not found", whatever anybody does."""
     from mlflow.tracking._tracking_service.utils import _get_store
 
-    registry, client = MLflowRegistry(), MlflowClient()
-    source = registry.resolve(log_model(unique), tmp_path / "sources")
-    bundle, report = make_bundle(f"{unique}-compiled"), tmp_path / "result.json"
+    client = MlflowClient()
+    bundle, report = make_bundle("net-compiled"), tmp_path / "result.json"
     report.write_text("{}")
     receipt = registry.push(bundle, source, {})
     child = client.get_run(client.get_model_version(receipt.name, receipt.version).run_id)

@@ -32,18 +32,6 @@ LogModel = Callable[..., str]
 MakeBundle = Callable[..., Any]
 
 
-@pytest.fixture
-def registry(embedded: str) -> MLflowRegistry:
-    return MLflowRegistry()
-
-
-@pytest.fixture
-def source(registry: MLflowRegistry, log_model: LogModel, tmp_path: Path) -> SourceModel:
-    """`models:/net/1` with its files here: what is compiled and published."""
-    log_model("net")
-    return registry.resolve("models:/net/1", tmp_path / "sources")
-
-
 class Killed(BaseException):
     """SIGKILL at this moment: nothing that handles errors runs after it."""
 
