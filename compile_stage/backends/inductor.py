@@ -1,9 +1,10 @@
 """PyTorch's own compiler, ahead of time: AOTInductor.
 
 The artifact is a package with a shared library: the program in C++, compiled for this machine's instruction set, and
-its weights. Making it takes a C++ compiler; loading it takes PyTorch alone, whose library kernels it calls, and runs
-none of the model's Python. What was compiled is read back from the generated source: its calls of library kernels, its
-own fused loops, and the types of its weights.
+its weights; for an NVIDIA GPU also kernels, which Triton compiled for that GPU (`inductor_cuda.py`). Making it takes a
+C++ compiler; loading it takes PyTorch alone, whose library kernels it calls, and runs none of the model's Python. What
+was compiled is read back from the generated source: its calls of library kernels, its own fused loops or kernels, and
+the types of its weights.
 
 `open` needs nothing but torch and numpy.
 """
@@ -22,10 +23,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from compile_stage.backends import inductor_cuda
 from compile_stage.core.capabilities import BackendCapabilities
 from compile_stage.core.environment import hardware
 from compile_stage.core.errors import NothingCompiledError
@@ -35,7 +37,10 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
 from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
+from compile_stage.plugin_support.recorded_calls import OPTION as CUDA_GRAPHS
+from compile_stage.plugin_support.recorded_calls import record_where_possible
 from compile_stage.plugin_support.sessions import in_place_or_copied
+from compile_stage.plugin_support.torch_cuda import CUDA, exact_fp32, moved
 from compile_stage.plugin_support.torch_programs import TorchSession, free_axes, opened
 
 if TYPE_CHECKING:
@@ -48,7 +53,9 @@ _DEFAULTS: Mapping[str, bool] = {
     "freezing": True,  # weights are constants: folded into their neighbours, and packed for the kernels
     "max_autotune": False,  # matrix products are timed in several forms while the model is compiled
 }
-_OPTIONS: Mapping[str, Option] = dict.fromkeys(_DEFAULTS, FLAG)
+_OPTIONS: Mapping[str, Option] = dict.fromkeys((*_DEFAULTS, CUDA_GRAPHS), FLAG)
+
+_HALVES = {"fp16": "float16", "bf16": "bfloat16"}  # precision → PyTorch's name of the type
 
 _NOT_DRIVEN = "PyTorch's quantisers are not driven by this backend"
 _LACKS = {
@@ -59,11 +66,13 @@ _LACKS = {
     "int4": _NOT_DRIVEN,
     "fp8": "Inductor has no kernels for it on a CPU",
 }
+_LACKS_ON_CUDA = dict.fromkeys(("int8", "int8-dynamic", "int4", "fp8"), _NOT_DRIVEN)
 
 # Generated code calls a kernel of a library through a function of this name, which says whose kernel it is.
-_KERNEL_CALL = re.compile(r"\bAOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_cpu_(\w+)\(")
+_KERNEL_CALL = re.compile(r"\bAOTI_TORCH_ERROR_CODE_CHECK\(aoti_torch_(?:cpu|cuda)_(\w+)\(")
 _PROXY_CALL = re.compile(r"\baoti_torch_(?:proxy_executor_)?call_(?:function|dispatcher)\(")
 _LOOP_CALL = re.compile(r"^\s+cpp_(?:CppMicroGemm\w*|fused\w*|\w*gemm\w*|\w*bmm\w*)\(", re.MULTILINE)
+_TRITON_CALL = re.compile(r"^\s+call_(?!function|dispatcher)\w+\(", re.MULTILINE)
 _WEIGHT_TYPE = re.compile(r"constants_info_\[(\d+)\]\.dtype = cached_torch_dtype_(\w+);")
 _WEIGHT_SHAPE = re.compile(r"constants_info_\[(\d+)\]\.shape = \{([^}]*)\};")
 _MATRIX_OPS = re.compile(r"convolution|linear|mm\b|mm_|matmul|attention|lstm|gru|rnn", re.IGNORECASE)
@@ -77,8 +86,8 @@ class Inductor(Backend):
     extra: ClassVar[str] = "torch"
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export",),
-        devices=("cpu",),
-        precisions=("fp32", "bf16"),
+        devices=("cpu", CUDA),
+        precisions=("fp32", "fp16", "bf16"),
         runtime=("torch",),
         lacks=_LACKS,
         times_kernels=True,
@@ -96,14 +105,21 @@ class Inductor(Backend):
             return (
                 f"inductor needs a C++ compiler, and {_compiler()} can't be run here: install g++, or name one in CXX"
             )
+        if target.device == CUDA and (reason := _refuse_cuda()):
+            return reason
+        if target.device != CUDA and CUDA_GRAPHS in target.options.get(self.name, {}):
+            return f"inductor's option {CUDA_GRAPHS} needs a target with device: cuda, and it is {target.device}"
         return refuse_options(self.name, _OPTIONS, target)
 
     def schemes(self, target: Target, precision: str) -> tuple[Scheme, ...]:
-        if target.device == "cpu" and (precision == "fp32" or (precision == "bf16" and hardware().multiplies_bf16)):
+        halves = {CUDA: tuple(_HALVES), "cpu": ("bf16",) if hardware().multiplies_bf16 else ()}
+        if target.device in halves and precision in ("fp32", *halves[target.device]):
             return (Scheme(precision=precision, name=precision, native=True),)
         return ()
 
     def capabilities_for(self, target: Target) -> BackendCapabilities:
+        if target.device == CUDA:  # Triton's kernels are timed in several forms whatever is asked
+            return replace(self.capabilities, times_kernels=True, lacks=_LACKS_ON_CUDA)
         return replace(self.capabilities, times_kernels=bool(target.options.get(self.name, {}).get("max_autotune")))
 
     def refuse(self, model: PortableModel, target: Target) -> str | None:
@@ -114,31 +130,47 @@ class Inductor(Backend):
     ) -> Artifact:
         asked = valid_options(self.name, _OPTIONS, target)
         into.mkdir(parents=True, exist_ok=True)
-        options = {**_DEFAULTS, **asked}
+        options: dict[str, Any] = {**_DEFAULTS, **asked}
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            built = _build(model, scheme, options, Path(scratch))
+            built = _build(model, scheme, target.device, options, Path(scratch))
             executed, notes = _read_back(built, scheme)
             _write_package(built, into / _ENTRY)
+        if target.device == CUDA:
+            start = partial(_opened_calls, into / _ENTRY, model.signature)
+            options, said = record_where_possible({**options, "device": CUDA}, model.signature, target, start)
+            notes += said
         compiled = Compiled(entry=_ENTRY, options=options, executed=executed, notes=notes)
         return describe(self, model, scheme, job_id, into, compiled)
 
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
-        return opened(_InductorSession(Path(artifact.path) / artifact.entry, artifact.signature, threads))
+        path = Path(artifact.path) / artifact.entry
+        if artifact.options.get("device") == CUDA:
+            return inductor_cuda.opened(_loaded(path, for_recording=True), artifact.signature, artifact.options)
+        return opened(_InductorSession(_loaded(path), artifact.signature, threads))
+
+
+def _loaded(path: Path, *, for_recording: bool = False) -> Any:
+    """A package, in which one call runs at a time.
+
+    What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90 MB). The
+    package holds one model, called `model`.
+    """
+    import torch
+
+    try:
+        return torch._C._aoti.AOTIModelPackageLoader(str(path), "model", for_recording, 1, -1)
+    except RuntimeError as error:
+        raise NothingCompiledError(f"PyTorch can't load the package: {_sentence(error)}") from error
+
+
+def _opened_calls(
+    path: Path, signature: Signature, options: Mapping[str, Any]
+) -> AbstractContextManager[inductor_cuda.PackageOnCuda]:
+    return inductor_cuda.opened_calls(_loaded(path, for_recording=True), signature, options)
 
 
 class _InductorSession(TorchSession):
     """One loaded package. It allocates new outputs for every call, so they are the caller's."""
-
-    def __init__(self, path: Path, signature: Signature, threads: int) -> None:
-        import torch
-
-        try:
-            # What `torch._inductor.aoti_load_package` wraps, without the compiler that its module imports (6 s and 90
-            # MB): the package holds one model, called `model`, of which one instance runs at a time.
-            loaded = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
-        except RuntimeError as error:
-            raise NothingCompiledError(f"PyTorch can't load the package: {_sentence(error)}") from error
-        super().__init__(loaded, signature, threads)
 
     def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
         import torch
@@ -184,12 +216,22 @@ def _version_of(compiler: str) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- compiling
 
 
-def _build(model: PortableModel, scheme: Scheme, options: Mapping[str, bool], scratch: Path) -> Path:
+def _refuse_cuda() -> str | None:
+    """Why nothing is compiled for a GPU here, as far as can be said without importing PyTorch."""
+    if not hardware().accelerators:
+        return "inductor compiles for the GPU that is here, and this machine has no NVIDIA GPU"
+    version = package_versions("torch").get("torch", "")
+    if (build := version.partition("+")[2]) and not build.startswith("cu"):
+        return f"PyTorch {version} is built without CUDA: install a build for the CUDA of this machine's driver"
+    return None
+
+
+def _build(model: PortableModel, scheme: Scheme, device: str, options: Mapping[str, bool], scratch: Path) -> Path:
     """The package as Inductor writes it, below `scratch`, where all of its caches are too."""
     import torch
 
     settings: dict[str, Any] = {
-        **options,
+        **{name: options[name] for name in _DEFAULTS},
         # The number of threads is asked for when the model runs, not written into the loops.
         "cpp.dynamic_threads": True,
         "cpp.cxx": (None, str(_wrap_compiler(scratch))),
@@ -200,14 +242,21 @@ def _build(model: PortableModel, scheme: Scheme, options: Mapping[str, bool], sc
         # For profilers; it names every file that was read.
         "aot_inductor.enable_line_tables": False,
     }
-    with _quiet(), _caches_in(scratch / "caches"):
+    if device == CUDA:
+        inductor_cuda.demand_gpu(scheme.precision)
+    with _quiet(), _caches_in(scratch / "caches"), exact_fp32():
         try:
             program = torch.export.load(model.path)
-            if scheme.precision == "bf16":
-                program = _in_bfloat16(program, model.signature)
+            if device != "cpu":
+                program = moved(program, device)
+            if half := _HALVES.get(scheme.precision):
+                program = _in_half(program, model.signature, device, half)
+            known = torch._inductor.config.get_config_copy()  # some are younger than PyTorch's oldest version we take
             with torch.no_grad():
                 built = torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(scratch / _ENTRY), inductor_configs=settings
+                    program,
+                    package_path=str(scratch / _ENTRY),
+                    inductor_configs={name: value for name, value in settings.items() if name in known},
                 )
         except Exception as error:  # what fails in a compiler of Python shares no base class
             raise NothingCompiledError(f"Inductor can't compile the program: {_sentence(error)}") from error
@@ -256,9 +305,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _in_bfloat16(program: Any, signature: Signature) -> Any:
-    """The program with matrix products and convolutions in bfloat16, and in float32 what PyTorch's autocast leaves
-    there. Its inputs are flat, in the same order; inputs and outputs keep their types."""
+def _in_half(program: Any, signature: Signature, device: str, half: str) -> Any:
+    """The program with matrix products and convolutions in a type of 16 bits, and in float32 what PyTorch's autocast
+    leaves there. Its inputs are flat, in the same order; inputs and outputs keep their types.
+
+    Args:
+        half: `float16` or `bfloat16`.
+    """
     import torch
 
     tree = torch.utils._pytree
@@ -272,7 +325,7 @@ def _in_bfloat16(program: Any, signature: Signature) -> Any:
 
         def forward(self, *tensors: Any) -> Any:
             args, kwargs = tree.tree_unflatten(list(tensors), in_spec)
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device, getattr(torch, half)):
                 leaves = tree.tree_leaves(self.module(*args, **kwargs))
             return tuple(leaf.to(kind) for leaf, kind in zip(leaves, types, strict=True))
 
@@ -299,8 +352,12 @@ def _read_back(package: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str
     kernels = Counter(_KERNEL_CALL.findall(source))
     mkldnn = sum(count for name, count in kernels.items() if "mkldnn" in name or "pointwise" in name)
     loops, by_name = len(_LOOP_CALL.findall(source)), len(_PROXY_CALL.findall(source))
-    providers = {"oneDNN": mkldnn, "ATen": kernels.total() - mkldnn, "ATen, by name": by_name, "generated loops": loops}
-    ops = {**kernels, "operator called by name": by_name, "generated loop": loops}
+    on_gpu = len(_TRITON_CALL.findall(source))
+    providers = {
+        "oneDNN": mkldnn, "ATen": kernels.total() - mkldnn, "ATen, by name": by_name, "generated loops": loops,
+        "Triton": on_gpu,
+    }  # fmt: skip
+    ops = {**kernels, "operator called by name": by_name, "generated loop": loops, "generated kernel": on_gpu}
     shapes = dict(_WEIGHT_SHAPE.findall(source))
     weights = Counter(
         kind for number, kind in _WEIGHT_TYPE.findall(source) if len(shapes.get(number, "").split(",")) > 1
@@ -315,13 +372,15 @@ def _read_back(package: Path, scheme: Scheme) -> tuple[dict[str, Any], tuple[str
             "weights": dict(sorted(weights.items())),
         },
     }
-    if scheme.precision == "bf16" and not weights["bfloat16"]:
-        raise NothingCompiledError("Inductor was asked for bf16, and none of the program's weights is in bfloat16")
-    if scheme.precision == "fp32" and (halves := sorted({"bfloat16", "float16"} & set(weights))):
+    half = _HALVES.get(scheme.precision, "")
+    if half and not weights[half]:
+        raise NothingCompiledError(
+            f"Inductor was asked for {scheme.precision}, and none of the program's weights is in {half}"
+        )
+    if not half and (halves := sorted(set(_HALVES.values()) & set(weights))):
         return executed, (f"the source itself keeps weights in {' and '.join(halves)}",)
-    rest = weights["float32"]
-    if scheme.precision == "bf16" and rest:
-        return executed, (f"{weights['bfloat16']} weights are in bfloat16, {rest} in float32",)
+    if half and (rest := weights["float32"]):
+        return executed, (f"{weights[half]} weights are in {half}, {rest} in float32",)
     return executed, ()
 
 

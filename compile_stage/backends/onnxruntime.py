@@ -37,7 +37,9 @@ from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, 
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
+from compile_stage.plugin_support.known_sizes import KNOWN_SIZES, Sizes, asked_sizes, known_sizes, shapes_of
 from compile_stage.plugin_support.options import CHECKED_ELSEWHERE, FLAG, MAPPING, Number, OneOf, Option, refuse_options
+from compile_stage.plugin_support.recorded_calls import record_where_possible
 from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
@@ -243,7 +245,7 @@ class OnnxRuntime(Backend):
         )
         if away:
             if file == "ort" and provider.name != providers.CPU:  # they want fixed shapes
-                order = replace(order, fixed=sessions.asked_sizes(model.signature, target, target.batch_sizes))
+                order = replace(order, fixed=asked_sizes(model.signature, target, target.batch_sizes))
             signature, executed, notes = mobile.compile_away(order, into, provider, target.device)
             asked = {**asked, "provider": provider.name, "device": target.device}
         elif file == "ort":
@@ -273,8 +275,8 @@ class OnnxRuntime(Backend):
         signature = model.signature
         fused, said = self._fuse_attention(path, model, scheme, asked, target.threads)
         asked = {**asked, **fused}
-        if known := sessions.known_sizes(signature, target):
-            asked = {**asked, sessions.KNOWN_SIZES: known}
+        if known := known_sizes(signature, target):
+            asked = {**asked, KNOWN_SIZES: known}
         fixed = next(iter(sessions.fixed_sizes(asked)), sessions.NO_SIZES)
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             dump = Path(scratch) / "optimized.onnx"
@@ -349,7 +351,7 @@ class _OnnxSession:
         fixed: The known sizes.
     """
 
-    def __init__(self, start: Callable[..., Any], artifact: Artifact, fixed: Sequence[sessions.Sizes]) -> None:
+    def __init__(self, start: Callable[..., Any], artifact: Artifact, fixed: Sequence[Sizes]) -> None:
         self._start, self._in_place = start, bool(artifact.options.get(sessions.CACHE_IN_PLACE))
         self._fixed = [(sizes, start(fixed=sizes)) for sizes in fixed]
         self._free: Any = None if fixed else start()
@@ -494,41 +496,24 @@ def _read_from_provider(
     """Where another provider than the CPU's places the nodes of the graph; and the artifact's options."""
     options, said = {**asked, "provider": provider.name}, tuple[str, ...]()
     if provider.short == "cuda":
-        options, said = _with_cuda_graphs(provider, path, options, target, signature)
+        start = partial(_opened_recording, provider, path, signature, target.threads)
+        options, said = record_where_possible(options, signature, target, start)
     session = sessions.open_elsewhere(provider, path, options, target.threads)
     executed, notes = sessions.read_places(session, provider, options)
     return (sessions.read_signature(session, signature), executed, (*notes, *said)), options
 
 
-def _with_cuda_graphs(
-    provider: providers.Provider, path: Path, asked: dict[str, Any], target: Target, signature: Signature
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options of an artifact whose calls are recorded, where they can be and the policy does not say otherwise; and
-    a note. Raises NothingCompiledError where the policy wants it and it can't be."""
-    wanted = asked.get("cuda_graphs")
-    if wanted is False:
-        return asked, ()
-    known = sessions.known_sizes(signature, target)
-    shapes = cuda_graphs.shapes_of(signature, known)
-    recording = {**asked, "cuda_graphs": True, **({sessions.KNOWN_SIZES: known} if known else {})}
-    reason: str | None = "the sizes of its inputs are not known beforehand"
-    if shapes and not has_cache(signature):
-        start = partial(sessions.open_elsewhere, provider, path, recording, target.threads)
-        try:
-            reason = cuda_graphs.refuse(_recording(start, recording, signature), signature, shapes)
-        except NothingCompiledError as error:
-            reason = error.problem
-    if reason is None:
-        return recording, ("calls are recorded as CUDA graphs",)
-    if wanted:
-        raise NothingCompiledError(f"calls can't be recorded as CUDA graphs: {reason}", fix="leave out cuda_graphs")
-    return asked, (f"calls are launched kernel by kernel, not recorded as CUDA graphs: {reason}",)
+@contextmanager
+def _opened_recording(
+    provider: providers.Provider, path: Path, signature: Signature, threads: int, options: Mapping[str, Any]
+) -> Iterator[cuda_graphs.CudaGraphs]:
+    yield _recording(partial(sessions.open_elsewhere, provider, path, options, threads), options, signature)
 
 
-def _recording(start: Callable[[], Any], options: Mapping[str, Any], signature: Signature) -> Any:
+def _recording(start: Callable[[], Any], options: Mapping[str, Any], signature: Signature) -> cuda_graphs.CudaGraphs:
     """A session whose calls are recorded and replayed, for the sizes that the options name."""
     device = int(options.get("provider_options", {}).get("device_id", 0))
-    shapes = cuda_graphs.shapes_of(signature, options.get(sessions.KNOWN_SIZES, ()))
+    shapes = shapes_of(signature, options.get(KNOWN_SIZES, ()))
     return cuda_graphs.CudaGraphs(start(), ("cuda", device), shapes)
 
 

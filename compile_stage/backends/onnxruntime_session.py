@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from compile_stage.backends import onnxruntime_providers as providers
 from compile_stage.core.environment import usable_cores
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
 from compile_stage.core.generation import INPUT_IDS, LOGITS, cache_specs, empty_cache, present_of
-from compile_stage.core.records import Scheme, Target
+from compile_stage.core.records import Scheme
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.known_sizes import KNOWN_SIZES, Sizes
 
 LEVELS = {
     "disabled": "ORT_DISABLE_ALL",
@@ -39,12 +40,6 @@ FLOAT_PRODUCTS = "1"
 CACHE_IN_PLACE = "cache_in_place"
 """The option of an artifact that says: its attention writes new tokens into the memory of the cache."""
 
-KNOWN_SIZES = "known_sizes"
-"""The option of an artifact that says which sizes of its free dimensions the target asks for."""
-
-Sizes = Mapping[str, int]
-"""Free dimension → size."""
-
 NO_SIZES: Sizes = {}
 
 _LEAST_ROOM = 64  # tokens
@@ -62,36 +57,6 @@ FLOAT_OPS = {
 
 
 # --------------------------------------------------------------------------------------------------------------- sizes
-
-
-def known_sizes(signature: Signature, target: Target) -> list[dict[str, int]]:
-    """Free dimension → size, as far as the target names one: for each of its batch sizes, the ends of its shapes among
-    them, or one map where its batch sizes change nothing. Of a graph with a cache nothing is known, since its lengths
-    change from call to call."""
-    if cache_specs(signature):
-        return []
-    found: list[dict[str, int]] = []
-    ends = [end[0] for shape in target.shapes.values() for end in (shape.min, shape.max)]
-    for batch_size in dict.fromkeys((*target.batch_sizes, *ends)):
-        if (sizes := asked_sizes(signature, target, (batch_size,))) and sizes not in found:
-            found.append(sizes)
-    return found
-
-
-def asked_sizes(signature: Signature, target: Target, batch_sizes: Sequence[int]) -> dict[str, int]:
-    """Free dimension → the one size that the target asks for, in batches of these sizes; those of which it asks for
-    several are left out."""
-    wanted: dict[str, set[int]] = {}
-    for spec in signature.inputs:
-        promised = target.shapes.get(spec.name)
-        for axis, dim in enumerate(spec.shape):
-            if not isinstance(dim, str):
-                continue
-            asked = set(batch_sizes) if axis == 0 else {-1}
-            if axis and promised is not None:
-                asked = {promised.min[axis], promised.typical[axis], promised.max[axis]}
-            wanted.setdefault(dim, set()).update(asked)
-    return {dim: sizes.pop() for dim, sizes in wanted.items() if len(sizes) == 1 and -1 not in sizes}
 
 
 def fixed_sizes(options: Mapping[str, Any]) -> list[dict[str, int]]:

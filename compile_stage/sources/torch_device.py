@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from compile_stage.core.errors import SourceError
+from compile_stage.plugin_support.torch_cuda import CUDA, exact_fp32, moved, why_not
 
-CUDA = "cuda"
 DEVICES = ("cpu", CUDA)
 
 
@@ -27,13 +27,8 @@ class Place:
         return module if self.name == "cpu" else module.to(self.name)
 
     def program(self, program: Any) -> Any:
-        """The module of an exported program there. Devices that were written into its graph follow, which `Module.to`
-        leaves."""
-        if self.name == "cpu":
-            return program.module()
-        from torch.export.passes import move_to_device_pass
-
-        return move_to_device_pass(program, self.name).module()
+        """The module of an exported program there."""
+        return program.module() if self.name == "cpu" else moved(program, self.name).module()
 
     def tensor(self, tensor: Any) -> Any:
         """The tensor there."""
@@ -60,21 +55,10 @@ def place(device: str) -> Iterator[Place]:
     if device == "cpu":
         yield Place(device)
         return
-    import torch
-
-    if device == CUDA and not torch.cuda.is_available():
-        why = "is built without CUDA" if torch.version.cuda is None else "finds no GPU that it can use"
+    if device == CUDA and (why := why_not()):
         raise SourceError(
-            f"the original can't be run on the target's device cuda: PyTorch {torch.__version__} here {why}",
+            f"the original can't be run on the target's device cuda: {why}",
             fix="install a build of PyTorch for the CUDA of this machine's driver, or set the target's device to cpu",
         )
-    # TF32 keeps 10 bits of the 23 of each factor. It is PyTorch's default for convolutions on a GPU, but the baseline
-    # is FP32: what artifacts are compared with, and what their FP32 is timed against, must be as exact as they have to
-    # be.
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
+    with exact_fp32():  # what artifacts are compared with, and what their FP32 is timed against
         yield Place(device)
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before

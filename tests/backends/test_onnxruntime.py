@@ -18,6 +18,7 @@ from compile_stage.core.digest import list_tree
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.records import ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.known_sizes import KNOWN_SIZES, known_sizes
 from compile_stage.precision.int8 import DynamicInt8, StaticInt8
 from compile_stage.testing import models
 
@@ -201,7 +202,7 @@ def test_an_input_that_is_no_array_is_named(conv: Any, tmp_path: Path) -> None:
 def test_a_session_is_for_the_one_batch_size_of_the_target(conv: Any, tmp_path: Path) -> None:
     """Broken: shapes are computed in each call though the target names them, or a batch of another size is refused."""
     artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
-    assert artifact.options[sessions.KNOWN_SIZES] == [{"batch": 1}]
+    assert artifact.options[KNOWN_SIZES] == [{"batch": 1}]
     assert artifact.signature == conv[0].signature
     with OnnxRuntime().open(artifact, 1) as session:
         inner: Any = session
@@ -231,17 +232,17 @@ def test_several_batch_sizes_share_their_weights_unless_asked(
     sizes: tuple[int, ...], given: dict[str, Any], fixed: list[dict[str, int]], conv: Any
 ) -> None:
     """Broken: a target with two batch sizes holds the weights twice, which nobody asked for."""
-    known = sessions.known_sizes(conv[0].signature, replace(TARGET, batch_sizes=sizes))
-    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known, **given}) == fixed
+    known = known_sizes(conv[0].signature, replace(TARGET, batch_sizes=sizes))
+    assert sessions.fixed_sizes({KNOWN_SIZES: known, **given}) == fixed
 
 
 def test_the_largest_batch_that_shapes_promise_counts(conv: Any) -> None:
     """Broken: a server that gets it opens a second session, whose memory nobody measured."""
     name, *rest = conv[0].signature.inputs[0].name, *conv[0].signature.inputs[0].shape[1:]
     shape = ShapeRange(min=(1, *rest), typical=(1, *rest), max=(32, *rest))
-    known = sessions.known_sizes(conv[0].signature, replace(TARGET, shapes={name: shape}))
+    known = known_sizes(conv[0].signature, replace(TARGET, shapes={name: shape}))
     assert known == [{"batch": 1}, {"batch": 32}]
-    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known}) == []
+    assert sessions.fixed_sizes({KNOWN_SIZES: known}) == []
 
 
 def test_sizes_that_differ_stay_free() -> None:
@@ -252,9 +253,9 @@ def test_sizes_that_differ_stay_free() -> None:
     lengths = ShapeRange(min=(1, 16), typical=(1, 64), max=(8, 128))
     fixed = ShapeRange(min=(1, 3, 32, 32), typical=(1, 3, 32, 32), max=(8, 3, 32, 64))
     target = replace(TARGET, batch_sizes=(1, 8), shapes={"ids": lengths, "picture": fixed})
-    known = sessions.known_sizes(signature, target)
+    known = known_sizes(signature, target)
     assert known == [{"batch": 1, "height": 32}, {"batch": 8, "height": 32}]
-    assert sessions.fixed_sizes({sessions.KNOWN_SIZES: known}) == [{"height": 32}]
+    assert sessions.fixed_sizes({KNOWN_SIZES: known}) == [{"height": 32}]
 
 
 def test_an_error_of_cuda_is_one_sentence() -> None:

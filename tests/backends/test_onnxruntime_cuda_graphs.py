@@ -17,6 +17,8 @@ from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core.environment import hardware
 from compile_stage.core.records import Scheme, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.known_sizes import shapes_of
+from compile_stage.plugin_support.recorded_calls import refuse
 from compile_stage.testing import models
 
 
@@ -28,7 +30,7 @@ def test_each_shape_has_buffers_of_its_own(tmp_path: Path) -> None:
     """Broken: a call answers what the one before was asked, or one of another shape."""
     model = models.conv_net(tmp_path / "model")[0]
     plain = onnxruntime.InferenceSession(model.path)
-    shapes = cuda_graphs.shapes_of(model.signature, [{"batch": 1}, {"batch": 4}])
+    shapes = shapes_of(model.signature, [{"batch": 1}, {"batch": 4}])
     session = cuda_graphs.CudaGraphs(plain, ("cpu", 0), shapes)
     _answers_as(plain, session)
     assert [call is not None for call in session._calls.values()] == [True, True]
@@ -37,11 +39,11 @@ def test_each_shape_has_buffers_of_its_own(tmp_path: Path) -> None:
 def test_what_is_answered_otherwise_is_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a graph that asks the CPU for something is replayed with the answer of the call that was recorded."""
     model = models.conv_net(tmp_path / "model")[0]
-    shapes = cuda_graphs.shapes_of(model.signature, [{"batch": 2}])
+    shapes = shapes_of(model.signature, [{"batch": 2}])
 
     def reason() -> str | None:
         session = cuda_graphs.CudaGraphs(onnxruntime.InferenceSession(model.path), ("cpu", 0), shapes)
-        return cuda_graphs.refuse(session, model.signature, shapes)
+        return refuse(session, model.signature, shapes)
 
     assert reason() is None
     replay = cuda_graphs._Call.answers
@@ -54,9 +56,9 @@ def test_only_sizes_that_are_known_are_recorded() -> None:
     """Broken: each length of a text is recorded, and the GPU's memory is full of buffers."""
     spec = TensorSpec(name="x", dtype="float32", shape=("batch", "length"))
     signature = Signature(inputs=(spec,), outputs=(spec,))
-    assert cuda_graphs.shapes_of(signature, [{"batch": 1}, {"batch": 1, "length": 8}]) == [((1, 8),)]
+    assert shapes_of(signature, [{"batch": 1}, {"batch": 1, "length": 8}]) == [((1, 8),)]
     whole = replace(spec, shape=(2, 3))
-    assert cuda_graphs.shapes_of(replace(signature, inputs=(whole,)), ()) == [((2, 3),)]
+    assert shapes_of(replace(signature, inputs=(whole,)), ()) == [((2, 3),)]
 
 
 def _answers_as(plain: Any, session: cuda_graphs.CudaGraphs) -> list[Any]:
@@ -107,6 +109,6 @@ def test_on_a_gpu_answers_are_the_callers(tmp_path: Path) -> None:
     plain = onnxruntime.InferenceSession(model.path, providers=[("CUDAExecutionProvider", exact)])
     recording = {**exact, "enable_cuda_graph": "1"}
     session = onnxruntime.InferenceSession(model.path, providers=[("CUDAExecutionProvider", recording)])
-    shapes = cuda_graphs.shapes_of(model.signature, [{"batch": 1}, {"batch": 4}])
+    shapes = shapes_of(model.signature, [{"batch": 1}, {"batch": 4}])
     for got, expected in _answers_as(plain, cuda_graphs.CudaGraphs(session, ("cuda", 0), shapes)):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

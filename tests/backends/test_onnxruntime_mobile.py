@@ -14,13 +14,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from compile_stage.backends import onnxruntime_mobile as mobile
-from compile_stage.backends import onnxruntime_session as sessions
 from compile_stage.backends.onnxruntime import OnnxRuntime
 from compile_stage.core import plugins
 from compile_stage.core.digest import list_tree
 from compile_stage.core.errors import IntegrityError, NothingCompiledError
 from compile_stage.core.records import Artifact, ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.known_sizes import asked_sizes
 from compile_stage.testing import Case, check_case, models
 
 
@@ -213,7 +213,7 @@ def test_sizes_are_fixed_only_where_every_input_asks_for_one(conv: Any) -> None:
     both = {name: ShapeRange(min=(1, 8), typical=(1, 8), max=(1, 8)) for name in ("ids", "mask")}
 
     def sizes(target: Target) -> dict[str, int]:
-        return sessions.asked_sizes(signature, target, target.batch_sizes)
+        return asked_sizes(signature, target, target.batch_sizes)
 
     assert sizes(replace(asking(), shapes=both)) == {"batch": 1, "length": 8}
     assert sizes(replace(asking(), shapes={"ids": both["ids"]})) == {"batch": 1}
