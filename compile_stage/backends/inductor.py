@@ -251,16 +251,24 @@ def _build(model: PortableModel, scheme: Scheme, device: str, options: Mapping[s
                 program = moved(program, device)
             if half := _HALVES.get(scheme.precision):
                 program = _in_half(program, model.signature, device, half)
-            known = torch._inductor.config.get_config_copy()  # some are younger than PyTorch's oldest version we take
             with torch.no_grad():
                 built = torch._inductor.aoti_compile_and_package(
                     program,
                     package_path=str(scratch / _ENTRY),
-                    inductor_configs={name: value for name, value in settings.items() if name in known},
+                    inductor_configs=_known(settings),
                 )
         except Exception as error:  # what fails in a compiler of Python shares no base class
             raise NothingCompiledError(f"Inductor can't compile the program: {_sentence(error)}") from error
     return Path(built)
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the installed PyTorch knows. It refuses others, and some are younger than the oldest version
+    that the extra asks for."""
+    import torch._inductor.config
+
+    known = torch._inductor.config.get_config_copy()
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def _wrap_compiler(scratch: Path) -> Path:
