@@ -19,6 +19,7 @@ from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.families import family_problems, published_as
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
+from compile_stage.policy.named_files import data_file, located
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.target_hardware import hardware_problems
 from compile_stage.policy.values import SHIPPED_PRECISIONS
@@ -87,22 +88,6 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
 
 
 # -------------------------------------------------------------------------------------------------------------- data
-
-
-def data_file(node: Node) -> str | None:
-    """The absolute path that a `file:` source means: relative to the file that names it; None for another source."""
-    kind, _, name = str(node.value).partition(":")
-    return _located(node, name) if kind == "file" else None
-
-
-def located(node: Node) -> str:
-    """The absolute path that a file name means: relative to the file that gives it."""
-    return _located(node, str(node.value))
-
-
-def _located(node: Node, name: str) -> str:
-    folder = FilePath(node.place.file).parent if node.place.line else FilePath()
-    return str((folder / name).resolve())
 
 
 def _relative_to(node: Node) -> str:

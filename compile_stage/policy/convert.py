@@ -10,7 +10,7 @@ from compile_stage.core import records
 from compile_stage.core.digest import digest_of, plain
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
 from compile_stage.policy import schema
-from compile_stage.policy.checks import data_file, gate_name, located
+from compile_stage.policy.checks import gate_name
 from compile_stage.policy.limits import (
     Closeness,
     ColumnLimit,
@@ -25,6 +25,7 @@ from compile_stage.policy.limits import (
     TopK,
 )
 from compile_stage.policy.metrics import METRICS, PERFORMANCE, SERVED
+from compile_stage.policy.named_files import data_file, located
 from compile_stage.policy.nodes import Node, Path
 
 _SERVED_CONFIDENCE = 0.95  # of the interval whose worse end must hold

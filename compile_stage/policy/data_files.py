@@ -20,7 +20,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.language_models import LANGUAGE_METRICS
 from compile_stage.core.sample_sizes import samples_for_drop
 from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
-from compile_stage.policy.checks import data_file
+from compile_stage.policy.named_files import data_file
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
 
 # What the readers raise for files that are not what their names say.

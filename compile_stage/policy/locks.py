@@ -17,6 +17,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.messages import holds_keys, keys_at
 from compile_stage.policy.metrics import CUSTOM, tolerance_names
+from compile_stage.policy.named_files import files_at
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.schema import OVERRIDABLE
 
@@ -155,6 +156,10 @@ def _problem(lock: Lock, changed: Path, was: Node | None, now: Node | None, over
     said = over.place_of(changed[2:] if inherited else changed)
     place = now.place if now is not None and _is_of(over, now.place) else said
     kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
+    if _plain(was) == _plain(now):  # the same name of another file
+        kept += (
+            f", which is {', '.join(files_at(changed, was) or ())}, and not {', '.join(files_at(changed, now) or ())}"
+        )
     allowed = f"leave it out, or have {lock.place.file} changed"
     return Problem(place, show_path(changed), f"{wrong}: it {kept}", allowed, code=Code.LOCKED)
 
@@ -190,13 +195,19 @@ def _differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tup
     if was is not None and now is not None and was.is_map and now.is_map:
         for key in dict.fromkeys([*was.value, *now.value]):
             yield from _differences(was.get(key), now.get(key), (*path, key))
-    elif _plain(was) != _plain(now):
+    elif _meant(path, was) != _meant(path, now):
         yield path, was, now
 
 
 def _plain(node: Node | None) -> object:
     """No limit is written in two ways: left out, and null."""
     return None if node is None else node.plain()
+
+
+def _meant(path: Path, node: Node | None) -> object:
+    """What is compared: of the name of a file, the file. The same name means another one in another folder."""
+    files = files_at(path, node)
+    return _plain(node) if files is None else files
 
 
 def _is_of(layer: Node, place: Place) -> bool:

@@ -66,8 +66,9 @@ In an editor with the YAML language server, a policy's first line may be
 - `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and
   `--set` from changing these values: that is an error which names both places. An equal value is none; a stricter one
   is. Locks add up, and no layer takes one away. They hold wherever the file stands among `extends`. A locked limit
-  holds for every output: one under `outputs` that takes its place is an error, unless it is equal. Each precision has
-  limits of its own: lock `tolerances` where a team may choose the precision (`int8-dynamic`) and not its limits.
+  holds for every output: one under `outputs` that takes its place is an error, unless it is equal. Of files
+  (`trusted_keys`, `data`) the file is compared, not its name. Each precision has limits of its own: lock `tolerances`
+  where a team may choose the precision (`int8-dynamic`) and not its limits.
   Waivers and data are values of their own: lock `waivers` and `data` where a team may not waive a gate or choose the
   samples (and `data.robustness`). `targets.*.threads` is locked of all targets: of one that only a later file names it
   stays the default. `*` means nothing elsewhere, and is an error there. `explain` shows what is locked.

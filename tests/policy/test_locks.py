@@ -6,6 +6,7 @@ import re
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -246,6 +247,28 @@ def test_a_lock_holds_against_a_file_that_is_extended_beside_it(write, order: st
         "loose.yaml:5:49: tolerances.int8.outputs.label.accuracy.max_drop: takes the place of "
         "tolerances.int8.accuracy, which is locked",
     ]
+
+
+def test_a_locked_file_is_the_same_file_not_the_same_name(write) -> None:
+    """Broken: a team says the base's words in its own folder, and has its own signing key trusted, or its own samples
+    taken, though the base locks both."""
+    Path(".git").mkdir()  # one repository holds both folders
+    for folder in ("org", "team"):
+        Path(folder).mkdir()
+        Path(folder, "ci.pub").write_text("key")
+        np.savez(Path(folder, "val.npz"), x=np.zeros((40, 1)))
+    named = "data: {validation: {source: 'file:val.npz'}}\ncompliance: {trusted_keys: [ci.pub]}\n"
+    write(f"locked: [compliance, data]\n{named}", "org/base.yaml")
+    of_team = write(f"extends: [../org/base.yaml]\ntargets: {{edge: {{}}}}\n{named}", "team/p.yaml")
+    data, keys = said(of_team)
+    assert data.startswith("team/p.yaml:6:29: data.validation.source: is locked by org/base.yaml:4: ")
+    assert f"which is {Path('org/val.npz').resolve()}, and not {Path('team/val.npz').resolve()}" in data
+    assert keys.startswith("team/p.yaml:7:28: compliance.trusted_keys: is locked by org/base.yaml:4: ")
+    of_org = named.replace("val.npz", "../org/val.npz").replace("ci.pub", "../org/ci.pub")
+    equal = write(f"extends: [../org/base.yaml]\ntargets: {{edge: {{}}}}\n{of_org}", "team/p.yaml")
+    assert said(equal, "compliance.trusted_keys=[org/ci.pub]") == []
+    (set_,) = said(equal, "compliance.trusted_keys=[team/ci.pub]")
+    assert "compliance.trusted_keys: is locked by org/base.yaml:4" in set_
 
 
 def test_two_files_of_one_base_may_be_extended_together(write) -> None:
