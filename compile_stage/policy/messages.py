@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Collection, Iterator, Sequence
@@ -31,6 +32,8 @@ _TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
 _KEY = "[key]"  # pydantic's mark of an error in a map's key
 _NUMBER_WITH_UNIT = re.compile(r"([-+]?\d[\d_.]*)\s*([A-Za-z%]+)\Z")
 _SCIENTIFIC = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?)(\d+)\Z")
+_YAML_NUMBER = re.compile(r"[-+]?([1-9][0-9_]*|0|[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?)\Z")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+\Z")
 _UNITS = {
     "s": "seconds", "sec": "seconds", "secs": "seconds", "second": "seconds", "seconds": "seconds",
     "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "millis": "milliseconds",
@@ -348,15 +351,21 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
             return f"`{text}` is text, and numbers have no percent sign", _explain_percent(with_unit[1], path, wanted)
         return f"`{text}` is text: the unit stands in the key's name", f"write {_in_unit_of(path, *with_unit.groups())}"
     try:
-        float(text)
+        number = float(text)
     except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
         return f"`{text}` is text", f"write {wanted}"
+    whole = wanted == _WANTED["int_type"]
+    if whole:
+        written = str(int(number)) if number.is_integer() else wanted
+    else:
+        written = text if _YAML_NUMBER.match(text) else _yaml_float(text)
     if node.quoted:
-        return f"the number {text} is in quotes, which makes it text", f"write {text} without quotes"
-    return (
-        f"`{text}` is text to YAML 1.1, which wants a point in it and a sign in its exponent",
-        f"write {_yaml_float(text)}",
-    )
+        return f"the number {text} is in quotes, which makes it text", f"write {written} without quotes"
+    if _LEADING_ZERO.match(text):
+        return f"`{text}` is text to YAML 1.1, where a number that begins with 0 has digits below 8", f"write {written}"
+    return f"`{text}` is text to YAML 1.1, which wants a point in it and a sign in its exponent", f"write {written}"
 
 
 def _in_unit_of(path: Path, number: str, unit: str) -> str:

@@ -268,15 +268,30 @@ class _Reader:
             return None
         if self._refuse_tag(node, path, place):
             return None
+        node.value = _joined(str(node.value))
         kind = node.tag.removeprefix(_TAG)
         if kind != "str":
             message = f"the key `{node.value}` is read by YAML as {_KINDS.get(kind, _short(node.tag))}, not as text"
             self._report(place, path, message, f'put it in quotes: "{node.value}"')
+        elif self._refuse_surrogate(str(node.value), path, place):
+            return None
         return str(node.value)
 
+    def _refuse_surrogate(self, text: str, path: Path, place: Place) -> bool:
+        """Half of a character, as `"\\ud83d"` alone gives it: no file, no registry and no terminal takes it."""
+        half = next((character for character in text if "\ud800" <= character <= "\udfff"), "")
+        if half:
+            wrong = f"the character \\u{ord(half):04x} is half of one, and can't be written"
+            self._report(place, path, wrong, "the character itself, or \\U and eight digits")
+        return bool(half)
+
     def _scalar(self, node: yaml.Node, path: Path, place: Place) -> Node:
-        text, kind = str(node.value), node.tag.removeprefix(_TAG)
+        node.value = text = _joined(str(node.value))
+        kind = node.tag.removeprefix(_TAG)
         scalar = Node(text, place, text=text, quoted=getattr(node, "style", None) in ("'", '"', "|", ">"))
+        if self._refuse_surrogate(text, path, place):
+            scalar.value, scalar.text, scalar.broken = None, "", True
+            return scalar
         if kind not in _SCALARS:  # `=` and `<<` are no text in YAML 1.1, and plain text to everybody else
             return scalar
         try:
@@ -286,12 +301,14 @@ class _Reader:
             scalar.value, scalar.broken = None, True
             self._report(place, path, f"`{text}` is not a valid {'date' if kind == 'timestamp' else 'value'}")
             return scalar
-        if kind == "int" and not _PLAIN_INT.match(text):
+        if (kind == "int" and not _PLAIN_INT.match(text)) or (kind == "float" and ":" in text):
             self._report(
                 place, path, f"`{text}` is read by YAML as {scalar.value}", f"write {scalar.value}, or quote a text"
             )
         if isinstance(scalar.value, float) and not math.isfinite(scalar.value):
-            self._report(place, path, f"`{text}` is not a finite number", "null switches a limit off")
+            self._report(
+                place, path, f"`{text}` is not a finite number", "a finite number, or null where no limit is meant"
+            )
             scalar.value, scalar.broken = None, True
         return scalar
 
@@ -299,6 +316,14 @@ class _Reader:
         value = self._scalars.construct_object(node)
         self._scalars.constructed_objects = {}
         return value
+
+
+def _joined(text: str) -> str:
+    """The text with each pair of halves as the one character that JSON means by it: `"\\ud83d\\ude00"`."""
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:  # a half alone
+        return text
 
 
 def _short(tag: str) -> str:

@@ -81,9 +81,9 @@ In an editor with the YAML language server, a policy's first line may be
 
 Safe YAML only. Refused, each with its own message: duplicate keys, tags, recursive anchors, aliases that expand to more
 than {MAX_VALUES:,} values, files over {MAX_BYTES // 1024} KiB, numbers given as text (`1e-4` is text to YAML 1.1: write
-`1.0e-4`), `no`, `on` and dates where a text is wanted, numbers that YAML reads in another base (`010`), a unit in a
-value (`20ms`: the unit stands in the key's name), a key without a value (`cosine:`, `--set x=`: write `null`). Small
-anchors and `<<:` are fine.
+`1.0e-4`), `no`, `on` and dates where a text is wanted, numbers that YAML reads in another base (`010`, `1:30`), half of
+a character (`"\\ud83d"`), a unit in a value (`20ms`: the unit stands in the key's name), a key without a value
+(`cosine:`, `--set x=`: write `null`). Small anchors and `<<:` are fine.
 """
 
 _METRICS = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -362,3 +363,11 @@ def test_whatever_is_written_there_is_no_traceback(tmp_path_factory, changes):
     if not read.problems:
         load_policy(path, today=TODAY)
         explain(path, today=TODAY)
+
+
+def test_a_policy_written_as_json_keeps_its_characters(write) -> None:
+    """Broken: what JSON writes as two escapes, an emoji, is two halves of a character, and the run ends in a crash when
+    its results are written."""
+    document = {"apiVersion": "compile-stage/v1", "kind": "OptimizationPolicy", "name": "p", "targets": {"t": {}}}
+    policy = load_policy(write(json.dumps({**document, "owner": "ml \U0001f680"}), head=False))
+    assert policy.owner == "ml \U0001f680"

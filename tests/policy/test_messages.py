@@ -105,6 +105,30 @@ IN_A_FILE = {
         "p.yaml:5:30: tolerances.fp32.max_abs: `1e-4` is text to YAML 1.1, which wants a point in it and a sign in its "
         "exponent; write 1.0e-4",
     ),
+    "scientific number where a whole one is wanted": (
+        "targets: {t: {threads: 1e1}}",
+        "p.yaml:4:24: targets.t.threads: `1e1` is text to YAML 1.1, which wants a point in it and a sign in its "
+        "exponent; write 10",
+    ),
+    "a digit that octal numbers do not have": (
+        "targets: {t: {threads: 08}}",
+        "p.yaml:4:24: targets.t.threads: `08` is text to YAML 1.1, where a number that begins with 0 has digits below "
+        "8; write 8",
+    ),
+    "quoted scientific number": (
+        TARGET + "tolerances: {fp32: {max_abs: '1e-4'}}",
+        "p.yaml:5:30: tolerances.fp32.max_abs: the number 1e-4 is in quotes, which makes it text; write 1.0e-4 without "
+        "quotes",
+    ),
+    "a fraction of base 60": (
+        TARGET + "budget: {minutes: 1:30.5}",
+        "p.yaml:5:19: budget.minutes: `1:30.5` is read by YAML as 90.5; write 90.5, or quote a text",
+    ),
+    "half of a character": (
+        TARGET + 'owner: "\\ud83d"',
+        "p.yaml:5:8: owner: the character \\ud83d is half of one, and can't be written; the character itself, or \\U "
+        "and eight digits",
+    ),
     "quoted number": (
         TARGET + "data: {min_samples: '32'}",
         "p.yaml:5:21: data.min_samples: the number 32 is in quotes, which makes it text; write 32 without quotes",
@@ -135,7 +159,8 @@ IN_A_FILE = {
     ),
     "infinity": (
         TARGET + "performance: {max_size_mb: .inf}",
-        "p.yaml:5:28: performance.max_size_mb: `.inf` is not a finite number; null switches a limit off",
+        "p.yaml:5:28: performance.max_size_mb: `.inf` is not a finite number; a finite number, or "
+        "null where no limit is meant",
     ),
     "more threads than any machine has": (
         "targets: {t: {threads: 1000000000}}",
