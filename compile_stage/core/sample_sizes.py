@@ -44,6 +44,26 @@ def samples_for_gate(gate: Gate, baseline: float = 1.0) -> int | None:
     return samples_for_drop(limit, gate.confidence)
 
 
+_OF_WINNER = 1000 / 299
+"""So many times the samples that show a limit for one candidate: 1,000 for 0.01 at 0.95, where 299 show it
+(docs/proof.md, Many candidates). Of twice the limit half as many answers tell as much."""
+
+
+def samples_for_winner(needed: int) -> int:
+    """About how many samples `select.confidence_of: winner` takes: with fewer, candidates that hold the limit are often
+    refused, since others miss it.
+
+    Args:
+        needed: The least number that shows the limit for one candidate (`samples_for_drop`).
+
+    Returns:
+        The number, rounded up to two digits.
+    """
+    exact = needed * _OF_WINNER
+    step = 10 ** max(math.floor(math.log10(exact)) - 1, 0)
+    return math.ceil(exact / step - 1e-9) * step
+
+
 def confidence_over(confidence: float | None, tries: int) -> float | None:
     """What is left of a confidence for one of so many tries, so that all hold it together (Bonferroni)."""
     return None if confidence is None else 1 - (1 - confidence) / tries

@@ -18,7 +18,7 @@ from pathlib import Path as FilePath
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.error_codes import Code
 from compile_stage.core.language_models import LANGUAGE_METRICS
-from compile_stage.core.sample_sizes import samples_for_drop
+from compile_stage.core.sample_sizes import samples_for_drop, samples_for_winner
 from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
 from compile_stage.policy.named_files import data_file
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
@@ -70,9 +70,10 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
         if file is None or not FilePath(file).is_file():
             if role == "validation" and taken is None:
                 yield from _too_few_to_show(tree, limits, None)
+                yield from _too_few_for_winners(tree, None)
             continue
         try:
-            contents = read_contents(FilePath(file), max(minimum, *(limit.needed or 0 for limit in limits), 0))
+            contents = read_contents(FilePath(file), max(minimum, _most_that_matters(limits)))
         except ImportError:
             wrong = "parquet files are read with pyarrow, which is not installed here"
             yield Problem(
@@ -91,6 +92,7 @@ def data_warnings(tree: Node) -> Iterator[Problem]:
             )
         elif role == "validation" and taken is None:
             yield from _too_few_to_show(tree, limits, contents.rows, file)
+            yield from _too_few_for_winners(tree, contents.rows, file)
         if role == "validation":
             yield from _groups_that_are_not_there(tree, file, contents)
         labels = tree.get("data", role, "labels")
@@ -151,20 +153,33 @@ class _Limit:
 
 
 def _limits_with_confidence(tree: Node) -> list[_Limit]:
+    """Of all targets, each limit once though several inherit it."""
     limits: dict[tuple[str, int | None], _Limit] = {}
-    for target, settings in tree.items("targets"):
-        asked = dict.fromkeys([*(str(node.value) for node in settings.elements("precisions")), SOURCE_PRECISION])
-        for precision, metric in product(asked, _LIMITS):
-            base: Path = ("targets", target, "tolerances", precision)
-            of_outputs: list[Path] = [(*base, "outputs", output) for output, _ in tree.items(*base, "outputs")]
-            named = [path for path in of_outputs if (own := tree.get(*path, metric)) and own.value is not None]
-            # Labels, and logits of tokens, are those of one output: where it is named, the general limit looks at none.
-            for path in named or [base]:
-                node = tree.get(*path, metric)
-                limit = _LIMITS[metric](node, (*path, metric)) if node is not None and node.is_map else None
-                if limit is not None:
-                    limits.setdefault((str(limit.node.place), limit.needed), limit)
+    for target, _ in tree.items("targets"):
+        for limit in _limits_of(tree, target):
+            limits.setdefault((str(limit.node.place), limit.needed), limit)
     return list(limits.values())
+
+
+def _limits_of(tree: Node, target: str) -> Iterator[_Limit]:
+    asked = dict.fromkeys(
+        [*(str(node.value) for node in tree.elements("targets", target, "precisions")), SOURCE_PRECISION]
+    )
+    for precision, metric in product(asked, _LIMITS):
+        base: Path = ("targets", target, "tolerances", precision)
+        of_outputs: list[Path] = [(*base, "outputs", output) for output, _ in tree.items(*base, "outputs")]
+        named = [path for path in of_outputs if (own := tree.get(*path, metric)) and own.value is not None]
+        # Labels, and logits of tokens, are those of one output: where it is named, the general limit looks at none.
+        for path in named or [base]:
+            node = tree.get(*path, metric)
+            limit = _LIMITS[metric](node, (*path, metric)) if node is not None and node.is_map else None
+            if limit is not None:
+                yield limit
+
+
+def _most_that_matters(limits: list[_Limit]) -> int:
+    """The rows of a file are counted up to here."""
+    return max((samples_for_winner(limit.needed) for limit in limits if limit.needed is not None), default=0)
 
 
 def _limit_on_drop(node: Node, path: Path) -> _Limit | None:
@@ -232,6 +247,32 @@ def _too_few_to_show(tree: Node, limits: list[_Limit], rows: int | None, file: s
             f"more {limit.unit}, a wider limit, or confidence: null",
             code=Code.TOO_FEW_SAMPLES,
         )
+
+
+def _too_few_for_winners(tree: Node, rows: int | None, file: str = "") -> Iterator[Problem]:
+    """Targets that ask for the confidence of the winner, with samples that are enough for one candidate alone."""
+    taken = tree.get("data", "validation", "max_samples")
+    if taken is None or not isinstance(taken.value, int):
+        return
+    count = taken.value if rows is None else min(taken.value, rows)
+    for target, _ in tree.items("targets"):
+        path: Path = ("targets", target, "select", "confidence_of")
+        asked = tree.get(*path)
+        shown = [limit for limit in _limits_of(tree, target) if limit.needed is not None and limit.needed <= count]
+        hardest = max(shown, key=lambda limit: limit.needed or 0, default=None)
+        if asked is None or asked.value != "winner" or hardest is None or hardest.needed is None:
+            continue
+        wanted = samples_for_winner(hardest.needed)
+        if count >= wanted:
+            continue
+        unit = hardest.unit
+        counted = f"{file} holds {count} {unit}" if count != taken.value else f"{count} {unit} are taken (max_samples)"
+        wrong = (
+            f"{counted}, and with fewer than about {wanted:,} a candidate that holds {hardest.path[3]} "
+            f"{hardest.metric} is often refused where others miss it"
+        )
+        allowed = f"more {unit}, a wider limit, or confidence_of: candidate"
+        yield Problem(asked.place, show_path(path), wrong, allowed, code=Code.TOO_FEW_SAMPLES)
 
 
 def _too_few_taken(tree: Node, minimum: int) -> Problem | None:
