@@ -1,5 +1,5 @@
-"""Limits that hold whatever a model answers, targets without any, exceptions without an end, and locks and options
-that change nothing: no mistakes, so warnings of `lint`, and first lines of every report."""
+"""Limits that hold whatever a model answers, targets without any, exceptions without an end, and locks and settings
+(`policy.unused_settings`) that change nothing: no mistakes, so warnings of `lint`, and first lines of every report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from datetime import date
 
 from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
-from compile_stage.policy.checks import gate_name, named_backends
+from compile_stage.policy.checks import gate_name
 from compile_stage.policy.locks import words_of
 from compile_stage.policy.metrics import CUSTOM, METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
+from compile_stage.policy.unused_settings import unused_settings
 
 FEW_SAMPLES = 8
 """Below so many samples not even a column's spread is looked at (`measure.columns.FEW`)."""
@@ -76,7 +77,7 @@ def weak_limits(tree: Node, today: date) -> Iterator[Problem]:
         yield Problem(factor.place, "data.robustness.factor", wrong, allowed, code=Code.LIMIT_NEVER_FAILS)
     for name, _ in tree.items("targets"):
         yield from _without_limits(tree, name)
-        yield from _unused_options(tree, ("targets", name))
+    yield from unused_settings(tree)
     yield from _locks_of_no_target(tree)
     bases: list[Path] = [("targets", name) for name, _ in tree.items("targets")]
     for base in bases or [()]:
@@ -139,20 +140,6 @@ def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
     wrong = f"no limit is left on {' and '.join(precisions)}, so every job of the target is refused"
     allowed = "keep the limits of one of them, or name a precision that has some"
     yield Problem(place, show_path((*path, "tolerances")), wrong, allowed, code=Code.MISSING_KEY)
-
-
-def _unused_options(tree: Node, target: Path) -> Iterator[Problem]:
-    """Options of backends that the file's own target does not use. Those of a base, which has other targets too, are
-    left out."""
-    used = named_backends(tree, target)
-    if used is None:
-        return
-    for name, node in tree.items(*target, "options"):
-        place = tree.place_of((*target, "options", name), of_key=True)
-        if name not in used and node.value != {} and place.file == tree.place_of(target).file and place.line:
-            wrong = f"the target does not use {name}, so its options change nothing"
-            allowed = f"leave them out, or add {name} to its backends: {', '.join(used)}"
-            yield Problem(place, show_path((*target, "options", name)), wrong, allowed, code=Code.UNKNOWN_NAME)
 
 
 def _locks_of_no_target(tree: Node) -> Iterator[Problem]:

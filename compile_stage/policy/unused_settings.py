@@ -1,0 +1,121 @@
+"""Settings that change nothing in their policy: warnings of `lint`, and first lines of every report.
+
+What a base says is left out: other policies that extend it may have what the setting is for. So is what `--set` says,
+which is about one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compile_stage.core.capabilities import SOURCE_PRECISION
+from compile_stage.core.error_codes import Code
+from compile_stage.policy.checks import named_backends
+from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+
+_MEASURES = ("p99_ms", "rates")
+"""Of `serving`: where neither is given, nothing is measured under load."""
+
+
+def unused_settings(tree: Node) -> Iterator[Problem]:
+    """Of a resolved policy without mistakes; of one without targets, a base, nothing."""
+    names = [name for name, _ in tree.items("targets")]
+    files = {tree.place_of(("targets", name)).file for name in names}
+
+    def is_own(place: Place) -> bool:
+        """Whether it was written where the targets are."""
+        return place.file in files and bool(place.line)
+
+    for name in names:
+        path: Path = ("targets", name)
+        yield from _options(tree, path)
+        for unused in (_serving(tree, path), _approval(tree, path)):
+            if unused is not None and is_own(unused.place):
+                yield unused
+    for unused in (*_tolerances(tree, names), *_elsewhere(tree, names)):
+        if is_own(unused.place):
+            yield unused
+
+
+def _options(tree: Node, target: Path) -> Iterator[Problem]:
+    """Options of backends that the file's own target does not use."""
+    used = named_backends(tree, target)
+    if used is None:
+        return
+    for name, node in tree.items(*target, "options"):
+        place = tree.place_of((*target, "options", name), of_key=True)
+        if name not in used and node.value != {} and place.file == tree.place_of(target).file and place.line:
+            wrong = f"the target does not use {name}, so its options change nothing"
+            allowed = f"leave them out, or add {name} to its backends: {', '.join(used)}"
+            yield Problem(place, show_path((*target, "options", name)), wrong, allowed, code=Code.UNKNOWN_NAME)
+
+
+def _tolerances(tree: Node, names: list[str]) -> Iterator[Problem]:
+    """Limits of a precision that is not tried, where one that is called nearly so is tried by the shipped limits:
+    `int8` where the target names `int8-dynamic`. Others are no mistake: a policy may hold limits for more precisions
+    than it tries."""
+    tried: dict[str, list[str]] = {}
+    for name in names:
+        asked = [str(node.value) for node in tree.elements("targets", name, "precisions")]
+        tried[name] = list(dict.fromkeys([*asked, SOURCE_PRECISION]))
+    of_all = {precision for asked in tried.values() for precision in asked}
+    for name, asked in tried.items():
+        limits = dict(tree.items("targets", name, "tolerances"))
+        for precision in limits.keys() - asked:
+            place = _first_own(limits[precision])
+            of_section = place in _places(tree.get("tolerances", precision))
+            if place is None or (of_section and precision in of_all):
+                continue
+            for near in asked:
+                called_so = near.startswith(precision) or precision.startswith(near)
+                if called_so and near in limits and _first_own(limits[near]) is None:
+                    wrong = f"{precision} is not tried, and {near} is, by the shipped limits and not by these"
+                    allowed = f"limits on {near}, or {precision} among the precisions"
+                    path = ("targets", name, "tolerances", precision)
+                    yield Problem(place, show_path(path), wrong, allowed, code=Code.UNKNOWN_NAME)
+
+
+def _first_own(limits: Node) -> Place | None:
+    """Where the first limit stands that is not a shipped one; None where all are, or take one away."""
+    places = sorted(place for place in _places(limits) if not place.is_shipped)
+    return places[0] if places else None
+
+
+def _places(node: Node | None) -> Iterator[Place]:
+    if node is not None and node.is_map:
+        for child in node.value.values():
+            yield from _places(child)
+    elif node is not None and node.value is not None:
+        yield node.place
+
+
+def _serving(tree: Node, target: Path) -> Problem | None:
+    if any(node.value for key, node in tree.items(*target, "serving") if key in _MEASURES):
+        return None
+    own = [(key, node) for key, node in tree.items(*target, "serving") if not node.place.is_shipped]
+    own = [(key, node) for key, node in own if key not in _MEASURES and node.value is not None]
+    if not own:
+        return None
+    key, node = own[0]
+    wrong = "it changes nothing: without p99_ms and rates nothing is measured under load"
+    allowed = "name serving.p99_ms or serving.rates, or leave it out"
+    return Problem(node.place, show_path((*target, "serving", key)), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _approval(tree: Node, target: Path) -> Problem | None:
+    alias, approval = (tree.get(*target, "promote", key) for key in ("alias", "approval"))
+    if approval is None or approval.value is None or alias is None or alias.value is not None:
+        return None
+    wrong = "nobody is asked: promote.alias is null, so no alias moves"
+    allowed = "name promote.alias, or leave it out"
+    return Problem(approval.place, show_path((*target, "promote", "approval")), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _elsewhere(tree: Node, names: list[str]) -> Iterator[Problem]:
+    rule = tree.get("publish", "elsewhere")
+    families = [node for name in names if (node := tree.get("targets", name, "family")) is not None and node.value]
+    if rule is not None and not rule.place.is_shipped and rule.value != "refuse" and not families:
+        wrong = "it changes nothing: no target is in a family, and only a version that holds one has it"
+        yield Problem(
+            rule.place, "publish.elsewhere", wrong, "give the targets a family, or leave it out", code=Code.MISSING_KEY
+        )

@@ -1,0 +1,71 @@
+"""`lint` warns of settings that change nothing in their policy."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from compile_stage.policy.load import lint, warnings
+
+TODAY = date(2026, 6, 1)
+T = "targets: {t: {}}\n"
+UNUSED = {
+    "limits on a precision beside the one that is tried": (
+        "targets: {t: {precisions: [int8-dynamic]}}\ntolerances: {int8: {cosine: 0.9999}}",
+        "p.yaml:5:29: targets.t.tolerances.int8: int8 is not tried, and int8-dynamic is, by the shipped limits and not "
+        "by these; limits on int8-dynamic, or int8 among the precisions",
+    ),
+    "the same in a target's own block": (
+        "targets: {t: {precisions: [int8], tolerances: {int8-dynamic: {cosine: 0.9999}}}}",
+        "p.yaml:4:71: targets.t.tolerances.int8-dynamic: int8-dynamic is not tried, and int8 is, by the shipped limits "
+        "and not by these; limits on int8, or int8-dynamic among the precisions",
+    ),
+    "serving without a measurement": (
+        T + "serving: {seconds: 30, price_per_hour: 2}",
+        "p.yaml:5:20: targets.t.serving.seconds: it changes nothing: without p99_ms and rates nothing is measured "
+        "under load; name serving.p99_ms or serving.rates, or leave it out",
+    ),
+    "approval of no alias": (
+        T + "promote: {approval: release.approval}",
+        "p.yaml:5:21: targets.t.promote.approval: nobody is asked: promote.alias is null, so no alias moves; name "
+        "promote.alias, or leave it out",
+    ),
+    "elsewhere without a family": (
+        T + "publish: {elsewhere: portable-fp32}",
+        "p.yaml:5:22: publish.elsewhere: it changes nothing: no target is in a family, and only a version that holds "
+        "one has it; give the targets a family, or leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), UNUSED.values(), ids=UNUSED.keys())
+def test_a_setting_that_changes_nothing_is_a_warning(write, text: str, message: str) -> None:
+    """Broken: a limit, a person's approval or a measurement stands in the policy, and no run heeds it or says so."""
+    path = write(text)
+    assert lint([path]) == []
+    assert warnings(path, today=TODAY) == [message]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "targets: {t: {precisions: [int8-dynamic]}, u: {precisions: [int8]}}\ntolerances: {int8: {cosine: 0.9}}",
+        "targets: {t: {precisions: [int8-dynamic]}}\ntolerances: {int8: {cosine: 0.9}, int8-dynamic: {cosine: 0.9}}",
+        "targets: {t: {precisions: [fp16]}}\ntolerances: {int8: {cosine: 0.9}}",
+        T + "serving: {rates: [5], seconds: 30}",
+        T + "promote: {alias: prod, approval: release.approval}",
+        "targets: {t: {family: f}}\npublish: {elsewhere: portable-fp32}",
+    ],
+)
+def test_what_is_heeded_is_no_warning(write, text: str) -> None:
+    """Broken: `lint` cries wolf, and nobody reads it any more."""
+    assert warnings(write(text), today=TODAY) == []
+
+
+def test_what_a_base_says_for_others_is_no_warning(write) -> None:
+    """Broken: every policy of a team is warned of what the organisation's base says for all."""
+    says = "promote: {approval: ok}\nserving: {seconds: 30}\npublish: {elsewhere: portable-fp32}\n"
+    base = write(says + "tolerances: {int8: {cosine: 0.9}}", "base.yaml")
+    team = write("extends: [base.yaml]\ntargets: {t: {precisions: [int8-dynamic]}}")
+    assert warnings(base, today=TODAY) == warnings(team, today=TODAY) == []
