@@ -60,7 +60,7 @@ def samples_for_winner(needed: int) -> int:
         The number, rounded up to two digits.
     """
     exact = needed * _OF_WINNER
-    step = 10 ** max(math.floor(math.log10(exact)) - 1, 0)
+    step: int = 10 ** max(math.floor(math.log10(exact)) - 1, 0)
     return math.ceil(exact / step - 1e-9) * step
 
 

@@ -63,8 +63,7 @@ def _tolerances(tree: Node, names: list[str]) -> Iterator[Problem]:
         limits = dict(tree.items("targets", name, "tolerances"))
         for precision in limits.keys() - asked:
             place = _first_own(limits[precision])
-            of_section = place in _places(tree.get("tolerances", precision))
-            if place is None or (of_section and precision in of_all):
+            if place is None or (precision in of_all and place in _places(tree.get("tolerances", precision))):
                 continue
             for near in asked:
                 called_so = near.startswith(precision) or precision.startswith(near)
