@@ -29,18 +29,18 @@ def test_a_file_of_samples_becomes_a_policy_that_plans(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Broken: the first thing that a user sees is a policy with mistakes, that names another file (its path is relative
-    to the policy, not to the shell), or whose labels are taken for an input."""
+    to the policy, not to the shell), or whose labels are taken for an input; or a command that no shell takes."""
     held = dict(np.load(model.parent / "data.npz"))
     samples = len(held["x"])
     np.savez(tmp_path / "samples.npz", x=held["x"], classes=np.zeros(samples, np.int64))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
-        main(["init", f"folder:{model}", "--data", "samples.npz", "-o", "policies/first.yaml", "--name", "on"])
+        main(["init", f"folder:{model}", "--data", "samples.npz", "-o", "my policies/first.yaml", "--name", "on"])
     assert left.value.code == 0
     shown = capsys.readouterr()
-    assert shown.out.endswith(f"next: compile-stage run folder:{model} -p policies/first.yaml\n")
+    assert shown.out.endswith(f"next: compile-stage run folder:{model} -p 'my policies/first.yaml'\n")
 
-    file = tmp_path / "policies" / "first.yaml"
+    file = tmp_path / "my policies" / "first.yaml"
     text = file.read_text(encoding="utf-8")
     assert "# inputs: x: float32[batch, 8]" in text
     assert [found.message for found in findings(file) if found.level == "error"] == []

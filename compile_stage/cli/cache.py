@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import Decorator, Number, example, json_option, policy_option, roots_option, sets_option
+from compile_stage.cli.options import (
+    Decorator,
+    Number,
+    Word,
+    example,
+    json_option,
+    policy_option,
+    roots_option,
+    sets_option,
+)
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_INTEGRITY, EXIT_OK
 
@@ -26,7 +35,9 @@ def cache() -> None:
 
 
 shared_flag: Decorator = click.option("--shared", is_flag=True, help="The cache that COMPILE_STAGE_SHARED_CACHE names.")
-shared_url: Decorator = click.option("--shared-cache", "url", metavar="URL", help="The shared cache at this address.")
+shared_url: Decorator = click.option(
+    "--shared-cache", "url", type=Word(), metavar="URL", help="The shared cache at this address."
+)
 
 
 def _asked(shared: bool, url: str | None) -> str | None:

@@ -22,6 +22,7 @@ from compile_stage.cli.fleet import fleet
 from compile_stage.cli.lint import init, lint, rule
 from compile_stage.cli.load_test import load_test
 from compile_stage.cli.options import (
+    NamedPath,
     display,
     example,
     json_log,
@@ -97,7 +98,7 @@ def cli() -> None:
 @sets_option
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedPath(file_okay=False, path_type=Path),
     help="Folder for result.json, report.html, report.md, junit.xml and the bundles.  [default: "
     "compile-stage-out/NAME-VERSION/POLICY]",
 )
@@ -219,7 +220,7 @@ cli.add_command(rule)
     short_help="Show where each value of a policy comes from.",
     epilog=example("compile-stage explain policies/cpu-server.yaml -t cpu-server"),
 )
-@click.argument("policy", type=click.Path(path_type=Path))
+@click.argument("policy", type=NamedPath(path_type=Path))
 @roots_option
 @click.option("-t", "--target", metavar="NAME", help="Show the values as this target sees them.")
 @sets_option
@@ -283,12 +284,12 @@ def schema(document: str) -> None:
         "compile-stage report result.json --format md --out -",
     ),
 )
-@click.argument("result", type=click.Path(path_type=Path))
+@click.argument("result", type=NamedPath(path_type=Path))
 @click.option(
     "--format", "kind", type=click.Choice(["html", "md", "junit"]), default="html", show_default=True,
     help="The page, Markdown, or JUnit's XML.",
 )  # fmt: skip
-@click.option("--out", type=click.Path(), help="The file; - for standard output.  [default: beside result.json]")
+@click.option("--out", type=NamedPath(), help="The file; - for standard output.  [default: beside result.json]")
 def report(result: Path, kind: str, out: str | None) -> None:
     """Make a report again from RESULT, a result.json or the folder that holds it. Nothing is run."""
     from compile_stage import api
@@ -322,7 +323,7 @@ for command in (promote, rollback, watch, fleet):
 @cli.command(short_help="Take small real models through the whole stage.", epilog=example("compile-stage demo"))
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedPath(file_okay=False, path_type=Path),
     default=Path("demo-output"),
     show_default=True,
     help="Folder for the registry and the reports.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compile_stage.cli.options import example, json_option, refuse_without_effect, roots_option
+from compile_stage.cli.options import NamedPath, example, json_option, refuse_without_effect, roots_option
 from compile_stage.cli.output import print_json, print_text, write_file
 from compile_stage.core import errors
 
@@ -22,8 +22,8 @@ from compile_stage.core import errors
 @click.argument("before")
 @click.argument("after")
 @click.option("--policy", "of_policies", is_flag=True, help="Both are policy files: values and jobs; nothing is run.")
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Write the comparison to this file.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page to this file.")
+@click.option("--markdown", type=NamedPath(dir_okay=False, path_type=Path), help="Write the comparison to this file.")
+@click.option("--html", type=NamedPath(dir_okay=False, path_type=Path), help="Write it as a page to this file.")
 @click.option("--fail-on-regression", is_flag=True, help="Exit with 3 where something is worse beyond the noise.")
 @roots_option
 @json_option

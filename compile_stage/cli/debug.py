@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from compile_stage.cli.options import (
+    NamedPath,
     display,
     example,
     json_option,
@@ -36,7 +37,7 @@ from compile_stage.core.digest import plain
     "-p",
     "--policy",
     "policy_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="Policy file, for a model's URI.",
 )
 @click.option(
@@ -47,7 +48,7 @@ from compile_stage.core.digest import plain
 @sets_option
 @click.option("--backend", metavar="NAME", help="For one .onnx file: the backend that does not take it.")
 @click.option(
-    "--data", type=click.Path(dir_okay=False), help="For two files: samples (.npz, .parquet, .csv).  [default: random]"
+    "--data", type=NamedPath(dir_okay=False), help="For two files: samples (.npz, .parquet, .csv).  [default: random]"
 )
 @click.option(
     "--samples",
@@ -58,7 +59,7 @@ from compile_stage.core.digest import plain
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedPath(file_okay=False, path_type=Path),
     help="Folder for debug.html, debug.json and the bundle.  [default: compile-stage-debug/NAME]",
 )
 @json_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import display, example, json_option, refuse_without_effect
+from compile_stage.cli.options import NamedPath, display, example, json_option, refuse_without_effect
 from compile_stage.cli.output import print_json, print_text
 from compile_stage.core.errors import EXIT_OK, EXIT_USAGE
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "-p",
     "--policy",
     "policy_path",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     metavar="FILE",
     help="With --engine ray: show which nodes each target of this policy would be measured on.",
 )

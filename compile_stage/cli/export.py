@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
 from compile_stage.cli.options import (
+    NamedPath,
     allow_code_option,
     display,
     example,
@@ -33,7 +35,7 @@ from compile_stage.cli.output import print_json
     help="triton: a model repository. kserve: an InferenceService. oci: an OCI artifact. bentoml: a service.",
 )  # fmt: skip
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path),
+    "--out", type=NamedPath(file_okay=False, path_type=Path),
     help="Folder for the export.  [default: compile-stage-export/NAME-VERSION/FORM]",
 )  # fmt: skip
 @click.option(
@@ -104,6 +106,6 @@ def export(
         click.echo(f"note: {line}")
     if exported.reference:
         click.echo(f"pushed, pulled and compared: {exported.reference}")
-        click.echo(f"next: compile-stage verify {exported.reference}")
+        click.echo(f"next: compile-stage verify {shlex.quote(exported.reference)}")
     elif not quiet:
         click.echo(f"next: {exported.folder}/README.md says how to start it")

@@ -10,6 +10,7 @@ import click
 
 from compile_stage.cli.options import (
     Decorator,
+    NamedPath,
     NumberRange,
     example,
     json_option,
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _policies: Decorator = click.option(
-    "-p", "--policies", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
+    "-p", "--policies", required=True, type=NamedPath(path_type=Path), metavar="FOLDER",
     help="Folder of policies, or one policy; `applies_to` of each says which models it is for.",
 )  # fmt: skip
 _state: Decorator = click.option(
-    "--state", type=click.Path(file_okay=False, path_type=Path), default=Path("compile-stage-fleet"),
+    "--state", type=NamedPath(file_okay=False, path_type=Path), default=Path("compile-stage-fleet"),
     show_default=True, metavar="FOLDER", help="Folder of the journal, the jobs' logs and results, and the reports.",
 )  # fmt: skip
 _engine: Decorator = click.option(
@@ -131,7 +132,7 @@ def run(pattern: str, policies: Path, as_json: bool, quiet: int, verbose: int, *
     "policies all]",
 )  # fmt: skip
 @click.option(
-    "-p", "--policies", type=click.Path(path_type=Path), metavar="FOLDER",
+    "-p", "--policies", type=NamedPath(path_type=Path), metavar="FOLDER",
     help="Folder of policies, or one policy: the aliases that they promote to.",
 )  # fmt: skip
 @_state

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from compile_stage.cli.options import example, quiet_option, refuse_without_effect, roots_option, sets_option
+from compile_stage.cli.options import NamedPath, example, quiet_option, refuse_without_effect, roots_option, sets_option
 from compile_stage.cli.output import print_text, write_file
 from compile_stage.core import errors
 from compile_stage.core.errors import UsageError
@@ -32,7 +33,7 @@ FORMATS = ("text", "json", "github", "gitlab", "sarif")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    type=NamedPath(dir_okay=False, path_type=Path, allow_dash=True),
     default=Path("policy.yaml"),
     show_default=True,
     help="File to write; - for standard output.",
@@ -40,7 +41,7 @@ FORMATS = ("text", "json", "github", "gitlab", "sarif")
 @click.option("--name", default="cpu", show_default=True, help="Of the policy and of its one target.")
 @click.option(
     "--data",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="File of samples: .npz, .parquet or .csv.  [default: the data sets of the model's run]",
 )
 @click.option("--labels", help="The array or column of --data that holds labels.  [default: the one that is no input]")
@@ -72,9 +73,10 @@ def init(
         click.echo(_line(finding), err=True)
     if refused := _refused(model_uri, output):
         click.echo(f"warning: a run would fail: {refused}", err=True)
-        click.echo(f"next: change {output} until this ends with 0: compile-stage plan {model_uri} -p {output}")
+        again = shlex.join(["compile-stage", "plan", model_uri, "-p", str(output)])
+        click.echo(f"next: change {output} until this ends with 0: {again}")
     else:
-        click.echo(f"next: compile-stage run {model_uri} -p {output}")
+        click.echo(f"next: {shlex.join(['compile-stage', 'run', model_uri, '-p', str(output)])}")
     return errors.EXIT_OK
 
 
@@ -94,7 +96,7 @@ def _refused(model_uri: str, policy: Path) -> str:
         "compile-stage lint policies/*.yaml", "compile-stage lint policies/*.yaml --format sarif > lint.sarif"
     ),
 )
-@click.argument("policies", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("policies", nargs=-1, required=True, type=NamedPath(path_type=Path))
 @roots_option
 @sets_option
 @click.option(

@@ -83,7 +83,7 @@ def _without_winner(result: RunResult, target: TargetResult, folder: Path, asked
         return "the same command with --remeasure, when the machine is quieter"
     if not target.candidates:
         return ""
-    report = f"open {folder / 'report.html'}"
+    report = shlex.join(["open", str(folder / "report.html")])
     job_id = next((c.job.id for c in target.candidates if _is_for_debug(target, c)), None)
     if job_id is None:
         return report

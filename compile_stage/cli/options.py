@@ -67,6 +67,31 @@ def refuse_without_effect(where: str, *names: str) -> None:
             raise UsageError(f"{parameter.opts[-1]} changes nothing {where}", fix="leave it out")
 
 
+def _demand_text(
+    value: Any, of: click.ParamType[Any], parameter: click.Parameter | None, context: click.Context | None
+) -> None:
+    if value == "":
+        of.fail("it is empty: is a variable of the shell not set?", parameter, context)
+
+
+class NamedPath(click.Path):
+    """A path that is not empty. `--out "$OUT"` without that variable would mean the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Fails where it is empty."""
+        _demand_text(value, self, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Word(click.types.StringParamType):
+    """A text that is not empty. `--signing-key "$KEY"` without that variable would sign nothing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text. Fails where it is empty."""
+        _demand_text(value, self, param, ctx)
+        return super().convert(value, param, ctx)
+
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 policy_option: Decorator = click.option(
@@ -74,7 +99,7 @@ policy_option: Decorator = click.option(
     "--policy",
     "policy_path",
     required=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     metavar="FILE",
     help="Policy file, or shipped:NAME (see `compile-stage policy`).",
 )
@@ -83,7 +108,7 @@ roots_option: Decorator = click.option(
     "policy_roots",
     multiple=True,
     envvar="COMPILE_STAGE_POLICY_ROOT",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     metavar="FOLDER",
     help="A further folder that `extends` may name files of. Repeatable.  [default: the policy's repository, or its "
     "folder]",
@@ -107,19 +132,21 @@ trusted_keys_option: Decorator = click.option(
     "--trusted-key",
     "trusted_keys",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     metavar="FILE",
     help="Demand a signature by these public keys, certificate authorities or trust file; besides COMPILE_STAGE_TRUST. "
     "Repeatable.",
 )
 shared_cache_option: Decorator = click.option(
     "--shared-cache",
+    type=Word(),
     metavar="URL",
     help="A cache that machines share, behind this one's: s3://, gs://, az:// or file://.  [default: "
     "COMPILE_STAGE_SHARED_CACHE]",
 )
 signing_key_option: Decorator = click.option(
     "--signing-key",
+    type=Word(),
     metavar="FILE",
     help="Private key to sign with: a PEM file, a pkcs11: URI, or `sigstore`.  [default: COMPILE_STAGE_SIGNING_KEY, "
     "else nothing is signed]",

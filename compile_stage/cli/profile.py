@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from compile_stage.cli.options import (
+    NamedPath,
     allow_code_option,
     display,
     example,
@@ -32,7 +33,7 @@ from compile_stage.cli.output import print_json
 )
 @click.argument("uri")
 @click.option(
-    "-p", "--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
+    "-p", "--policy", "policy_path", type=NamedPath(path_type=Path), metavar="FILE",
     help="Policy file, or shipped:NAME, for a source model.  [default: URI is a published version]",
 )  # fmt: skip
 @roots_option
@@ -46,7 +47,7 @@ from compile_stage.cli.output import print_json
     help="Only candidates of this precision. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the traces.  [default: none are kept]"
+    "--out", type=NamedPath(file_okay=False, path_type=Path), help="Folder for the traces.  [default: none are kept]"
 )
 @click.option("--allow-pickle", is_flag=True, help="Let a published version's source be a pickle, which runs code.")
 @allow_code_option

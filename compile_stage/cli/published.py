@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from compile_stage.cli.options import (
+    NamedPath,
     allow_code_option,
     display,
     example,
@@ -35,7 +36,7 @@ from compile_stage.core import errors
 )
 @click.argument("uri")
 @click.option(
-    "-p", "--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
+    "-p", "--policy", "policy_path", type=NamedPath(path_type=Path), metavar="FILE",
     help="Judge by this policy, not by the gates in the manifest.",
 )  # fmt: skip
 @roots_option
@@ -98,7 +99,7 @@ def verify(
 @click.argument("uri")
 @click.option("--host", metavar="HOST", help="On this device, not here: a name in the hosts file, or what ssh takes.")
 @click.option(
-    "--hosts", type=click.Path(path_type=Path), metavar="FILE", envvar="COMPILE_STAGE_HOSTS",
+    "--hosts", type=NamedPath(path_type=Path), metavar="FILE", envvar="COMPILE_STAGE_HOSTS",
     help="Where devices are named.  [env: COMPILE_STAGE_HOSTS; default: hosts.yaml, where there is one]",
 )  # fmt: skip
 @click.option("--allow-pickle", is_flag=True, help="Let the source be a pickle, which runs code of its own.")

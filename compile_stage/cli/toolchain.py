@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compile_stage.cli.options import example, json_option
+from compile_stage.cli.options import NamedPath, example, json_option
 from compile_stage.cli.output import print_json
 from compile_stage.core.digest import plain
 
@@ -57,7 +57,7 @@ def install(name: str) -> None:
 @click.argument("name")
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="Where to write it.  [default: among your own locks, which come before the shipped ones]",
 )
 def lock(name: str, out: Path | None) -> None:

@@ -10,22 +10,22 @@ from typing import Any
 
 import click
 
-from compile_stage.cli.options import Decorator, NumberRange, example, refuse_without_effect
+from compile_stage.cli.options import Decorator, NamedPath, NumberRange, example, refuse_without_effect
 from compile_stage.core import errors, plugins
 from compile_stage.core.errors import UsageError
 
 _STATE = Path("compile-stage-watch")
 _WEBHOOK = "compile-stage-watch"
 _state: Decorator = click.option(
-    "--state", type=click.Path(file_okay=False, path_type=Path), default=_STATE, show_default=True, metavar="FOLDER",
+    "--state", type=NamedPath(file_okay=False, path_type=Path), default=_STATE, show_default=True, metavar="FOLDER",
     help="Folder of the queue, and of the runs' logs and results.",
 )  # fmt: skip
 _secret: Decorator = click.option(
-    "--secret-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--secret-file", type=NamedPath(dir_okay=False, path_type=Path), metavar="FILE",
     help="The webhook's secrets, one a line.  [default: COMPILE_STAGE_WATCH_SECRET holds one]",
 )  # fmt: skip
 _policies: Decorator = click.option(
-    "--policies", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+    "--policies", type=NamedPath(file_okay=False, path_type=Path), metavar="FOLDER",
     help="Folder of policy files; `applies_to` of each says which models it is for.",
 )  # fmt: skip
 

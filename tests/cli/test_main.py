@@ -597,3 +597,15 @@ def test_a_load_test_of_which_no_rate_could_be_measured_fails(
         main(["load-test", "models:/m/1", "--rate", "100000"])
     assert ended.value.code == 2
     assert "no rate that was asked for could be measured: the load generator was late" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--out", "--policy", "--policy-root", "--signing-key", "--shared-cache"])
+def test_an_option_without_a_text_is_refused(policy: Path, calls, capsys, option: str) -> None:
+    """Broken: `--out "$OUT"` without that variable writes into the current folder, and deletes an earlier run's reports
+    there; `--signing-key "$KEY"` publishes without a signature."""
+    with pytest.raises(SystemExit) as left:
+        main(["run", "models:/digits/1", "-p", str(policy), option, ""])
+    assert (left.value.code, calls) == (2, [])
+    said = capsys.readouterr().err
+    assert option in said
+    assert "it is empty: is a variable of the shell not set?" in said

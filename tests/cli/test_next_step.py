@@ -16,8 +16,8 @@ from compile_stage.policy.metrics import PERFORMANCE
 ASKED = Asked(Path("my policy.yaml"), (Path("base"),), ("owner=me",))
 
 
-def after(result: RunResult, asked: Asked = ASKED) -> str:
-    return next_step(result, Path("out"), asked)
+def after(result: RunResult, asked: Asked = ASKED, folder: str = "out") -> str:
+    return next_step(result, Path(folder), asked)
 
 
 def with_first(result: RunResult, **fields: Any) -> RunResult:
@@ -83,6 +83,7 @@ def test_a_missed_tolerance_is_debugged_with_the_runs_own_arguments(factory: Mod
         f"open out/report.html; compile-stage debug models:/digits-cnn/1 -p 'my policy.yaml' --job {job_id} "
         "--policy-root base --set owner=me"
     )
+    assert after(result, folder="my out").startswith("open 'my out/report.html'; ")
 
 
 @pytest.mark.parametrize(
