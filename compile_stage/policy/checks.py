@@ -408,8 +408,13 @@ def _served(tree: Node, path: Path) -> Iterator[Problem]:
 
 
 def _queries(tree: Node) -> Iterator[Problem]:
-    """Queries are groups, so that both can't be named; and rankings need them."""
+    """Queries are groups, so that both can't be named; and a column is either labels or says what belongs together."""
     groups, queries = (tree.get("data", key) for key in ("groups", "queries"))
+    labels = tree.get("data", "validation", "labels")
+    for key, node in (("groups", groups), ("queries", queries)):
+        if node is not None and node.value is not None and labels is not None and node.value == labels.value:
+            wrong = f"{node.value!r} holds the labels already (data.validation.labels, {labels.place.origin})"
+            yield Problem(node.place, f"data.{key}", wrong, "a column of its own, or null", code=Code.WRONG_VALUE)
     named = queries is not None and queries.value is not None
     if queries is not None and named and groups is not None and groups.value is not None:
         wrong = "data.groups is named too, and the queries are the groups"

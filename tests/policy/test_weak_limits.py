@@ -121,6 +121,17 @@ def test_a_metric_of_a_task_that_may_lose_half_is_a_warning_too(write, limit: st
     assert f"{limit.partition(':')[0]} can't fail with this limit: a model that lost" in one(path)
 
 
+@pytest.mark.parametrize("key", ["groups", "queries"])
+def test_the_labels_are_no_groups(write, key: str) -> None:
+    """Broken: `lint` takes one column for both, and the run says that there is no such column."""
+    path = write(TARGET + f"data: {{{key}: y, validation: {{source: input_example, labels: y}}}}")
+    column = 10 + len(key)
+    assert lint([path]) == [
+        f"p.yaml:5:{column}: data.{key}: 'y' holds the labels already (data.validation.labels, p.yaml:5); a column of "
+        "its own, or null"
+    ]
+
+
 def test_queries_and_groups_exclude_each_other(write) -> None:
     """Broken: one of the two would be dropped in silence, and intervals count the wrong units."""
     path = write(TARGET + "data: {groups: patient, queries: query}")
