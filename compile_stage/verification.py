@@ -425,10 +425,31 @@ def _against_policy(
     if precision not in rules.tolerances:
         yield f"the policy has no tolerances for {precision}"
     gates = (*(_tolerances(manifest, rules) if tolerances else ()), *rules.performance)
-    checks = tuple(_judged(gates, manifest, rules))
+    checks = (*(_proven_on(manifest, policy, rules) if tolerances else ()), *_judged(gates, manifest, rules))
     for check in apply_waivers(checks, policy.waivers, rules.target.name, context.today):
         if check.outcome is not Outcome.PASS and check.waived is None:
             yield f"by the policy: {check.reason}"
+
+
+def _proven_on(manifest: Mapping[str, Any], policy: Policy, rules: TargetPolicy) -> Iterator[Check]:
+    """What a policy asks of the samples and the batch sizes of a proof, beside its gates: where the proof has less."""
+    verdict: Verdict = revive(Verdict, manifest["verdict"])
+    job: Job = revive(Job, manifest["job"])
+    data, asked = policy.data, rules.target.batch_sizes
+    counted = [check for check in verdict.checks if check.gate.metric == "samples" and check.measured is not None]
+    fewest = min(counted, key=lambda check: check.measured or 0, default=None)
+    if fewest is not None and (fewest.measured or 0) < data.min_samples:
+        reason = f"it was proven on {fewest.measured:g} samples, fewer than {data.min_samples} (data.min_samples)"
+        yield replace(fewest, outcome=Outcome.NOT_RUN, reason=reason)
+    if absent := [str(size) for size in asked if size not in job.target.batch_sizes]:
+        reason = f"it was not validated at the policy's batch size {' and '.join(absent)} (targets.*.batch_sizes)"
+        gate = Gate(metric="other_batch_sizes", limit=0, direction="at_most")
+        yield Check(gate=gate, outcome=Outcome.NOT_RUN, measured=None, reason=reason)
+    for check in verdict.checks if data.robustness is not None else ():
+        if data.robustness is not None and check.gate.metric == "robustness" and check.measured is not None:
+            again = replace(check, gate=replace(check.gate, limit=data.robustness.factor), waived=None)
+            if not holds(again):
+                yield replace(again, outcome=Outcome.FAIL, reason=describe(again))
 
 
 def _judged(gates: Iterable[Gate], manifest: Mapping[str, Any], rules: TargetPolicy) -> Iterator[Check]:
