@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from compile_stage.core.language_models import LANGUAGE_METRICS
 from compile_stage.core.records import Data, Gate, Job, Refusal, SampleSet
 from compile_stage.core.tensors import Signature
+from compile_stage.measure.gates import in_force
 from compile_stage.measure.performance import TOKEN_SPEEDS
 
 
@@ -24,13 +25,17 @@ def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data) -> dict[str, s
 
 
 def unfit_limits(jobs: Sequence[Job], performance: Sequence[Gate], signature: Signature) -> dict[str, str]:
-    """Jobs with a limit on what the model does not have, by their ids: an output of that name, or tokens that it
-    writes. What is not validated on this machine is not asked.
+    """Jobs with a limit on what the model does not have, by their ids: an output of that name, tokens that it writes,
+    or more classes than are compared. What is not validated on this machine is not asked.
 
     Args:
         performance: The gates on performance of their target.
     """
-    return _tokens_of_no_language_model(jobs, performance, signature) | _unknown_outputs(jobs, signature)
+    return (
+        _tokens_of_no_language_model(jobs, performance, signature)
+        | _too_few_classes(jobs, signature)
+        | _unknown_outputs(jobs, signature)
+    )
 
 
 def _tokens_of_no_language_model(
@@ -47,6 +52,22 @@ def _tokens_of_no_language_model(
         for gate in (*job.gates, *performance)
         if gate.metric in (*LANGUAGE_METRICS, *TOKEN_SPEEDS)
     }
+
+
+def _too_few_classes(jobs: Sequence[Job], signature: Signature) -> dict[str, str]:
+    """The k best of k classes are always the same ones."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        for output in signature.outputs if not job.not_runnable_here else ():
+            classes = output.shape[-1] if len(output.shape) > 1 and "float" in output.dtype else None
+            for gate in in_force(job.gates, output.name):
+                k = gate.options.get("k", 0) if gate.metric == "topk_agreement" else 0
+                if isinstance(classes, int) and k >= classes > 1:
+                    found[job.id] = (
+                        f"topk_agreement compares the {k} best classes (k), and output {output.name!r} has {classes}, "
+                        "so it could not pass"
+                    )
+    return found
 
 
 def _unknown_outputs(jobs: Sequence[Job], signature: Signature) -> dict[str, str]:
