@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
-from compile_stage.core.records import Candidate, Failure, Gate, TargetPolicy, Verdict, Waiver
+from compile_stage.core.records import Candidate, Failure, Gate, PortableModel, TargetPolicy, Verdict, Waiver
 from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.steps.judge import judge_performance, judge_tolerances
@@ -172,11 +172,58 @@ def test_cpu_time_decides_between_equals_alone(other: Candidate, policy: TargetP
     assert select(judged(plain, other, policy=policy), policy).winner == plain.job.id
 
 
+def test_cpu_time_must_be_less_in_each_start() -> None:
+    """Broken: one start beside a busy neighbour would decide, in which the original settings took longer."""
+    plain, half = started(candidate("int8", 3.0), 2e-3), started(candidate("int8", 2.99), 1e-3, suffix="-half")
+    assert half.measurement is not None
+    (found,) = half.measurement.timings
+    uneven = replace(found, cpu_s=(*found.cpu_s[:5], *(0.02,) * 5, *found.cpu_s[10:]))
+    half = replace(half, measurement=replace(half.measurement, timings=(uneven,)))
+    assert select(judged(plain, half), POLICY).winner == plain.job.id
+
+
+def test_a_lead_that_is_surer_than_the_noise_wins_however_simple_the_other_is() -> None:
+    """Broken: the fastest that holds its tolerances would lose to a simpler one that is surely 4 % slower."""
+    fast, simple = candidate("int8", 3.12, noise=0.001), candidate("fp32", 3.0, noise=0.001)
+    chosen = select(judged(fast, simple), POLICY)
+    assert chosen.winner == fast.job.id
+    assert "1.04 times the winner's" in chosen.reasons[simple.job.id]
+
+
+def test_of_two_that_tie_the_one_that_is_int8_in_all_its_nodes_is_the_simpler() -> None:
+    """Broken: a graph with some nodes kept in fp32 would be shipped, though the whole int8 one passes and is as
+    fast."""
+    whole, kept = candidate("int8", 3.0, noise=0.2), candidate("int8", 3.02, noise=0.2)
+    portable = PortableModel(
+        path="", digest="", form="onnx", opset=17, precision="int8", kept={"fp32": ("/fc/MatMul",)},
+        signature=artifact().signature,
+    )  # fmt: skip
+    kept = replace(kept, job=replace(kept.job, id=f"{kept.job.id}-kept"), portable=portable)
+    assert select(judged(kept, whole), POLICY).winner == whole.job.id
+
+
+def with_memory(one: Candidate, peak: int) -> Candidate:
+    assert one.measurement is not None
+    return replace(one, measurement=replace(one.measurement, peak_memory_bytes=peak))
+
+
+def test_preference_for_memory_looks_at_memory_beyond_what_two_runs_differ_by() -> None:
+    """Broken: `select.prefer: memory` would be ignored, or chance would decide between equals."""
+    policy = replace(POLICY, prefer="memory")
+    large, small = with_memory(candidate("fp32", 6.0), 10_300_000), with_memory(candidate("int8", 2.0), 10_000_000)
+    chosen = select(judged(large, small, policy=policy), policy)
+    assert chosen.winner == small.job.id
+    assert chosen.reasons[large.job.id] == "passes, but its memory is 1.03 times the winner's"
+    as_large = with_memory(large, 10_100_000)  # two runs of one process differ by a hundredth
+    assert select(judged(as_large, small, policy=policy), policy).winner == large.job.id
+
+
 def test_preference_for_size_looks_at_bytes() -> None:
-    """Broken: `select.prefer: size` would be ignored."""
+    """Broken: `select.prefer: size` would be ignored, or a larger file would win as the simpler: sizes have no noise."""
     policy = replace(POLICY, prefer="size")
-    pair = judged(candidate("fp32", 6.0, size=4000), candidate("int8", 2.0, size=1000), policy=policy)
-    assert select(pair, policy).winner == "m-1--cpu--onnxruntime--int8"
+    for larger in (4000, 1001):
+        pair = judged(candidate("fp32", 6.0, size=larger), candidate("int8", 2.0, size=1000), policy=policy)
+        assert select(pair, policy).winner == "m-1--cpu--onnxruntime--int8"
 
 
 def test_a_candidate_without_checks_never_wins() -> None:
