@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from factories import BASELINE_S, artifact, job, measurement, target, target_policy, timing, verdict
 
-from compile_stage.core.records import Candidate, Failure, Gate, PortableModel, TargetPolicy, Verdict, Waiver
+from compile_stage.core.records import Candidate, Failure, Gate, Outcome, PortableModel, TargetPolicy, Verdict, Waiver
 from compile_stage.core.records.candidate import NOT_STARTED
 from compile_stage.measure import stats
 from compile_stage.steps.judge import judge_performance, judge_tolerances
@@ -28,9 +28,11 @@ def candidate(
     noise: float = 0.01,
     cosine: float = 0.999,
     size: int = 1000,
+    seed: int | None = None,
 ) -> Candidate:
     of = job(precision, where=TARGET)
-    samples = BASELINE_S / speedup * (1 + noise * np.random.default_rng(len(of.id)).standard_normal(200))
+    generator = np.random.default_rng(len(of.id) if seed is None else seed)
+    samples = BASELINE_S / speedup * (1 + noise * generator.standard_normal(200))
     times = timing(speedup, rounds=20, noise=noise, latency_s=tuple(samples.tolist()), turns=(10,) * 20)
     return Candidate(
         job=of,
@@ -159,7 +161,7 @@ def test_who_ties_is_told_that_cpu_time_decided() -> None:
     ("other", "policy"),
     [
         (started(candidate("fp32", 2.99), 1.6e-3, suffix="-half"), POLICY),
-        (started(candidate("fp32", 2.9), 1e-3, suffix="-half"), POLICY),
+        (started(candidate("fp32", 2.9, noise=0.3, seed=3), 1e-3, suffix="-half"), POLICY),
         (started(candidate("fp32", 2.99), 1e-3, starts=2, suffix="-half"), POLICY),
         (started(candidate("int8", 3.0), 1e-3, suffix="-half"), POLICY),
         (started(candidate("fp32", 2.99), 1e-3, suffix="-half"), replace(POLICY, prefer="memory")),
@@ -170,6 +172,19 @@ def test_cpu_time_decides_between_equals_alone(other: Candidate, policy: TargetP
     """Broken: latency or precision would be given away for CPU time, which the policy did not ask for."""
     plain = started(candidate("fp32", 3.0), 2e-3)
     assert select(judged(plain, other, policy=policy), policy).winner == plain.job.id
+
+
+def test_cpu_time_is_compared_in_the_starts_that_both_were_part_of() -> None:
+    """Broken: selection would crash over one that was not started again, or call its starts the other's."""
+    plain, half = started(candidate("int8", 3.0), 2e-3), started(candidate("int8", 2.99), 1e-3, suffix="-half")
+    assert plain.measurement is not None
+    (found,) = plain.measurement.timings
+    left = replace(
+        found, latency_s=found.latency_s[:150], turns=found.turns[:15], cpu_s=found.cpu_s[:15],
+        processes=found.processes[:15], rounds=15,
+    )  # fmt: skip
+    plain = replace(plain, measurement=replace(plain.measurement, timings=(left,)))
+    assert select(judged(plain, half), POLICY).winner == half.job.id
 
 
 def test_cpu_time_must_be_less_in_each_start() -> None:
@@ -247,6 +262,28 @@ def test_a_crash_is_told_as_one() -> None:
     assert chosen.states[crashed.job.id] == "failed"
     assert chosen.reasons[crashed.job.id] == "compile: crashed: SIGSEGV"
     assert chosen.reason == "no candidate passed every gate: 1 failed"
+
+
+def test_a_crash_in_the_benchmark_stays_the_reason() -> None:
+    """Broken: "it was not measured" would hide what crashed, and how."""
+    died = Failure(kind="crash", step="benchmark", problem="SIGSEGV")
+    crashed = replace(tolerated(candidate()), measurement=None).failed(died)
+    chosen = select(judged(crashed, policy=NO_GATES), NO_GATES)
+    assert chosen.reasons[crashed.job.id] == "benchmark: crashed: SIGSEGV"
+
+
+def test_the_check_that_decides_is_the_first_that_failed_and_is_not_waived() -> None:
+    """Broken: the reason would name a check that passed, that is waived, or that was only not run."""
+    one = candidate("int8")
+    assert one.verdict is not None
+    (held,) = one.verdict.checks
+    waived = replace(held, gate=replace(held.gate, metric="mae"), outcome=Outcome.FAIL, reason="waived")
+    not_run = replace(held, outcome=Outcome.NOT_RUN, reason="not run")
+    failed = replace(held, outcome=Outcome.FAIL, reason="0.5 < 0.9")
+    waiver = Waiver(gate="mae", target="cpu", reason="known", owner="me", expires="2026-12-31")
+    found = judge_tolerances(one, (held, waived, not_run, failed), (waiver,), TODAY)
+    assert found.state == "failed"
+    assert found.full_reason == "cosine: 0.5 < 0.9; 1 more check did not pass"
 
 
 def test_what_there_was_no_time_for_missed_no_gate() -> None:
@@ -371,6 +408,27 @@ def test_throughput_ties_are_judged_at_one_batch_size() -> None:
 
     policy = replace(POLICY, prefer="throughput")
     fast = at_two(candidate("int8"), 0.005, 0.008)  # 1 ms a sample, at batch 8
-    # 8.1 ms a sample, at batch 1; a call there takes as long as the other's at batch 8.
-    slow = at_two(candidate("fp32"), 0.0081, 0.072)
+    # 7.9 ms a sample, at batch 1; a call there takes as long as the other's at batch 8.
+    slow = at_two(candidate("fp32"), 0.0079, 0.072)
     assert select(judged(slow, fast, policy=policy), policy).winner == fast.job.id
+
+
+def test_the_original_links_those_that_were_never_in_one_round() -> None:
+    """Broken: of two that shared no round, one that ran while the machine was slow would lose by that."""
+    fast, slow = started(candidate("int8", 4.0), 2e-3, starts=2), started(candidate("fp32", 3.0), 2e-3, starts=2)
+    assert fast.measurement is not None
+    (found,) = fast.measurement.timings
+    # The machine was half as fast there, for the original too.
+    elsewhere = replace(
+        found, latency_s=tuple(2 * call for call in found.latency_s[:100]), turns=found.turns[:10],
+        cpu_s=found.cpu_s[:10], processes=(7,) * 10, rounds=10,
+    )  # fmt: skip
+    fast = replace(fast, measurement=replace(fast.measurement, timings=(elsewhere,)))
+    chosen = select(judged(fast, slow), POLICY)
+    assert chosen.winner == fast.job.id
+    assert chosen.reasons[slow.job.id].startswith("passes, but its latency is 1.33 times the winner's")
+
+
+def test_a_target_whose_jobs_were_all_refused_says_so() -> None:
+    """Broken: the reason would name gates that nobody looked at."""
+    assert select([], POLICY).reason == "every job was refused before it ran"
