@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
 from compile_stage.core.records import Check, Gate, Outcome
-from compile_stage.measure.gates import in_force, that_held
+from compile_stage.measure.gates import fitting, holds, in_force, that_held
+from compile_stage.measure.label_needs import CLASSES_ONLY
 
 GENERAL = Gate(metric="max_rel", limit=1e-6, direction="at_most")
 OF_Y = replace(GENERAL, limit=0.01, output="y")
@@ -32,3 +36,38 @@ def test_a_waived_limit_of_an_output_does_not_bring_the_general_one_back() -> No
     assert in_force(held, "y") == [COSINE]
     assert in_force(held, "z") == [replace(GENERAL, output="z"), COSINE]
     assert that_held([GENERAL, COSINE], [check(COSINE, "y", Outcome.FAIL)]) == (GENERAL,)
+
+
+NLL = Gate(metric="perplexity", limit=0.01, direction="at_most", options={LANGUAGE_MODELS_ONLY: True})
+ACCURACY = Gate(metric="accuracy", limit=0.01, direction="at_most", options={CLASSES_ONLY: True})
+LOGITS = {"logits": np.zeros((4, 6, 32), dtype=np.float32)}
+TOKENS = np.arange(24, dtype=np.int64).reshape(4, 6)
+
+
+def test_the_shipped_limits_of_language_models_hold_where_the_labels_are_their_texts() -> None:
+    """Broken: a language model whose perplexity got worse would pass, since the shipped limit is left out; or a report
+    would say that a limit is left out which nobody gave."""
+    assert fitting([NLL, COSINE], LOGITS, TOKENS) == ([NLL, COSINE], [])
+    assert fitting([NLL, COSINE], {"hidden": LOGITS["logits"][..., 0], **LOGITS}, TOKENS) == ([NLL, COSINE], [])
+
+
+def test_only_shipped_limits_are_left_out_and_each_is_named() -> None:
+    """Broken: a limit that the policy asks for itself would be left out as the shipped ones are, or without a word."""
+    labels = np.array([0.5, 1.5, 2.5, 3.5], dtype=np.float32)
+    own = [replace(gate, options={}) for gate in (NLL, ACCURACY)]
+    kept, said = fitting([NLL, ACCURACY, *own], {"y": labels[:, None]}, labels)
+    assert kept == own
+    assert said == [
+        "the shipped limit on 'accuracy' is left out: the labels are no classes of an output",
+        "the shipped limit on 'perplexity' is left out: the labels are float32[4], and not the tokens of an output",
+    ]
+    # Without labels a task metric says itself what it lacks.
+    assert fitting([ACCURACY], {"y": labels[:, None]}, None) == ([ACCURACY], [])
+
+
+def test_a_speedup_at_the_limit_passes_and_one_that_is_surely_below_it_does_not() -> None:
+    """Broken: a candidate as fast as the original would fail `min_speedup: 1`, or one that is surely slower pass."""
+    gate = Gate(metric="speedup", limit=1.0, direction="at_least")
+    assert holds(gate, 1.0, (0.98, 1.0))
+    assert not holds(gate, 0.99, (0.985, 0.9999))
+    assert not holds(gate, 1.1, (0.9799, 1.3))

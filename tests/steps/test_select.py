@@ -234,7 +234,8 @@ def test_preference_for_memory_looks_at_memory_beyond_what_two_runs_differ_by() 
 
 
 def test_preference_for_size_looks_at_bytes() -> None:
-    """Broken: `select.prefer: size` would be ignored, or a larger file would win as the simpler: sizes have no noise."""
+    """Broken: `select.prefer: size` would be ignored, or a larger file would win as the simpler: sizes have no
+    noise."""
     policy = replace(POLICY, prefer="size")
     for larger in (4000, 1001):
         pair = judged(candidate("fp32", 6.0, size=larger), candidate("int8", 2.0, size=1000), policy=policy)
