@@ -45,6 +45,8 @@ def quick_comparison(target: TargetRun, worker: Worker, job: Job, artifact: Arti
         "backend": job.backend,
         "made_by": plugins.cache_identity("backends", job.backend),
         "source": inputs.source.identity,
+        # The original is what it is slower than.
+        "source_made_by": plugins.cache_identity("sources", inputs.source.flavor),
         "samples": inputs.validation.digest,
         "target": job.target,
         "hardware": context.hardware,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import WorkerError
@@ -23,7 +24,11 @@ def rewrite(context: Context, worker: Worker, model: PortableModel, samples: Sam
     """
     if model.form != "onnx":
         return model
-    key = {"model": model.digest, "samples": samples.digest}
+    key = {
+        "model": model.digest,
+        "samples": samples.digest,
+        "packages": plugins.package_versions("onnx", "onnxruntime", "numpy"),  # a rewrite is kept by what these answer
+    }
 
     def make(into: Path) -> PortableModel:
         answer = worker.call("rewrite_graph", source=None, model=model, samples=samples, into=str(into))

@@ -45,6 +45,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
         "in_order": original.mixed_batch is not None,
         "threads": job.target.threads,
         "seconds": budget.soak_seconds,
+        "seed": original.seed,
         "hardware": context.hardware,
     }
 

@@ -6,7 +6,9 @@ import importlib
 import math
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import factories
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -156,6 +158,62 @@ def test_bca_follows_skew() -> None:
     found = bootstrap(mean_of(values), 60, seed=0)
     assert found is not None
     assert found.high - found.value > found.value - found.low
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_interval_of_a_skewed_mean_is_scipys_bca(seed: int) -> None:
+    """Broken: an interval without its correction for skew ends too low, and a drop that is real counts as within it."""
+    from scipy.stats import bootstrap as scipys
+
+    values = np.random.default_rng(seed).lognormal(0, 1, 40)
+    own = bootstrap(mean_of(values), 40, seed=0, resamples=20_000)
+    theirs = scipys((values,), np.mean, vectorized=True, n_resamples=20_000, method="BCa", rng=1).confidence_interval
+    plain = scipys((values,), np.mean, vectorized=True, n_resamples=20_000, method="percentile", rng=1)
+    assert own is not None
+    width = theirs.high - theirs.low
+    assert abs(own.low - theirs.low) < 0.02 * width
+    assert abs(own.high - theirs.high) < 0.04 * width
+    assert theirs.high - plain.confidence_interval.high > 0.1 * width, "the correction is what is tested"
+
+
+def test_two_observations_have_an_interval_and_two_groups_no_narrower_one_than_their_sums() -> None:
+    """Broken: samples of one user would count as independent, and the interval would be far too narrow."""
+    values, groups = np.array([0.0, 1.0]), np.repeat([0, 1], 50)
+    two = bootstrap(mean_of(values), 2, seed=0)
+    assert two is not None
+    assert (two.low, two.high) == (0.0, 1.0)
+    assert bootstrap(mean_of(values[groups]), 100, seed=0, groups=groups) == two
+
+
+@pytest.mark.parametrize(("prefer", "batch_size"), [("throughput", 8), ("latency", 1)])
+def test_the_deciding_batch_size_is_the_first_or_the_one_with_the_least_time_for_a_sample(
+    prefer: Any, batch_size: int
+) -> None:
+    """Broken: a policy that prefers throughput would be answered by what a batch of one takes."""
+    where = factories.target(batch_sizes=(1, 8, 64))
+    times = tuple(
+        factories.timing(batch_size=size, latency_s=(call_s,) * 12)
+        for size, call_s in ((1, 1e-3), (8, 2e-3), (64, 0.1))
+    )
+    measured = factories.measurement(timings=times)
+    found = stats.deciding_timing(measured, factories.target_policy(where, prefer=prefer))
+    assert found is not None
+    assert found.batch_size == batch_size
+
+
+def test_the_interval_of_means_over_three_starts_is_students_t_of_their_quotients() -> None:
+    """Broken: each start would be compared with the rounds of the others, or the interval come from rounds that know
+    nothing of how processes differ."""
+    from scipy.stats import t
+
+    speedups = np.array([2.0, 2.2, 2.5])
+    processes = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    base = [[1.0, 3.0]] * 9
+    own = [[2.0 / speedups[start]] * 4 for start in processes]
+    found = stats.mean_ratio_interval(base, own, seed=0, processes=processes)
+    logs = np.log(speedups)
+    expected = np.exp(t.interval(0.95, 2, loc=logs.mean(), scale=logs.std(ddof=1) / math.sqrt(3)))
+    assert found == pytest.approx(tuple(expected))
 
 
 def test_a_single_round_shows_nothing() -> None:

@@ -12,6 +12,7 @@ import factories
 import pytest
 from factories import artifact, measurement, passed, run_context, target, target_policy, timing
 
+from compile_stage.core import plugins
 from compile_stage.core.errors import SourceError, WorkerError
 from compile_stage.core.records import Candidate, Gate, Job, Measurement, SampleSet, Waiver
 from compile_stage.measure.reference import Reference
@@ -99,6 +100,24 @@ def test_what_is_far_slower_and_takes_long_to_prove_is_dropped_with_the_reason_a
     )
     assert compare(Answering(0.0), no_race) == found
     assert races == [1]
+
+
+def test_who_was_dropped_beside_an_original_of_other_packages_is_looked_at_again(
+    compare: Callable[..., Measurement | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: after an update of PyTorch with which the original is slower, or faster, candidates would be dropped, and
+    their speedups told, by how fast it was before."""
+
+    def race() -> Measurement:
+        return measured(1.8, "dropped after 2 rounds")
+
+    assert compare(Answering(2.0), race) is not None
+    before = plugins.cache_identity
+    updated = {"torch": "updated"}
+    monkeypatch.setattr(
+        plugins, "cache_identity", lambda group, name: updated if group == "sources" else before(group, name)
+    )
+    assert compare(Answering(0.0), no_race) is None
 
 
 @pytest.mark.parametrize("latency_s", [FAR_SLOWER_S * 0.99, WORTH_S / 200 * TARGET.batch_sizes[0] * 0.99])
