@@ -144,6 +144,32 @@ def test_the_textbook_values() -> None:
     assert DISTANCE_METRICS["max_abs"](distances(a, b)).worst() == (0, 1)
 
 
+@given(pair(mild), st.sampled_from([0.0, 0.01, 0.5]), st.sampled_from([0.0, 0.125, 100.0]))
+def test_allclose_says_what_numpys_does(both: tuple[np.ndarray, np.ndarray], rtol: float, atol: float) -> None:
+    """Broken: one sample within its tolerance would hide another that is not."""
+    a, b = both
+    found = allclose(a, b, {"rtol": rtol, "atol": atol}).value
+    if found == pytest.approx(1, rel=1e-9):
+        return  # NumPy rounds otherwise at the limit itself
+    assert (found < 1) == np.allclose(a, b, rtol=rtol, atol=atol)
+
+
+@given(st.integers(1, 6).flatmap(lambda n: pair(hnp.arrays(np.float64, (n, 1), elements=st.integers(-99, 99)))))
+def test_of_one_value_for_each_sample_the_cosine_is_that_of_the_column(both: tuple[np.ndarray, np.ndarray]) -> None:
+    """Broken: a regressor's answers, each of its own magnitude, would be weighed otherwise than in the cosine that the
+    documents name."""
+    a, b = (array[:, 0] for array in both)
+    norms = np.linalg.norm(a) * np.linalg.norm(b)
+    expected = 1.0 if np.array_equal(a, b) else float(a @ b / norms) if norms else 0.0
+    for metric in ("cosine", "mean_cosine"):
+        assert measure(metric, *both) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_single_value_that_is_not_zero_has_a_direction() -> None:
+    """Broken: a one-hot answer that the artifact halves would have the cosine 0, as if it pointed elsewhere."""
+    assert measure("cosine", np.array([[0.5, 0.0]]), np.array([[1.0, 0.0]])) == 1
+
+
 def test_zero_baselines_are_well_defined() -> None:
     zero, one = np.zeros((2, 3)), np.ones((2, 3))
     assert measure("max_rel", zero, zero) == 0

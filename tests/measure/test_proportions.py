@@ -109,6 +109,20 @@ def test_groups_count_as_many_samples_as_they_tell() -> None:
     assert effective_share(np.zeros(1000), groups) == pytest.approx(1 / 5)  # no change shows nothing of how alike
 
 
+def test_of_few_groups_the_share_is_the_quotient_of_both_variances_widened_by_students_t() -> None:
+    """Broken: 12 patients with 20 pictures each would count as more samples than they show."""
+    from scipy.stats import norm, t
+
+    generator = np.random.default_rng(0)
+    groups = np.repeat(np.arange(12), 20)
+    values = (generator.random(240) < np.linspace(0.1, 0.9, 12)[groups]).astype(float)
+    of_groups = values.reshape(12, 20).mean(axis=1)
+    quotient = (of_groups.var(ddof=1) / 12) / (values.var(ddof=1) / 240)
+    wider = t.ppf(0.95, 11) / norm.ppf(0.95)
+    # The sizes are equal, so that the correlation of the analysis of variance says nearly the same.
+    assert effective_share(values, groups) == pytest.approx(1 / (quotient * wider**2), rel=0.02)
+
+
 def test_large_groups_count_where_the_changes_happen_to_lie_in_small_ones() -> None:
     """Broken: of an artifact that loses as much as the limit allows, in groups of which some are a hundred times as
     large as others (patients, customers), 10 to 20 % pass instead of 5: the largest were not among those it changed."""
