@@ -197,6 +197,21 @@ def test_the_worse_end_of_the_interval_must_hold() -> None:
     assert run(gate("accuracy", 0.03, confidence=0.95), own, base, TRUTH).outcome is Outcome.PASS
 
 
+@pytest.mark.parametrize(("right", "limit", "outcome"), [(940, 0.92, Outcome.PASS), (930, 0.92, Outcome.FAIL)])
+def test_an_absolute_limit_on_accuracy_is_held_by_the_exact_interval(
+    right: int, limit: float, outcome: Outcome
+) -> None:
+    """Broken: a floor under the accuracy would be compared with what the drop may be, or with the value alone."""
+    from scipy.stats import binomtest
+
+    labels = np.arange(1000) % 2
+    own = np.where(np.arange(1000) < right, labels, 1 - labels)
+    found = run(gate("accuracy", limit, None, 0.95), {"y": own}, {"y": labels}, labels)
+    ends = binomtest(right, 1000).proportion_ci(0.9, "exact")  # each end holds at 95 % by itself
+    assert found.interval == pytest.approx((ends.low, ends.high))
+    assert found.outcome is outcome
+
+
 def test_the_number_that_would_show_it_does_show_it() -> None:
     """Broken: who brings as many samples as the message asks for fails again."""
     reason = run(gate("accuracy", 0.02, confidence=0.95), {"y": flipped(3)}, {"y": TRUTH}, TRUTH).reason
