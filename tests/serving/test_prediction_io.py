@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
+from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, to_batch
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 3)),),
@@ -122,3 +122,97 @@ def test_whole_numbers_are_answered_in_numpys_own_type(kind: str) -> None:
     table = pd.DataFrame(answer)
     assert list(table.select_dtypes([np.int64]).columns) == list(table.columns)
     assert table.to_numpy().ravel().tolist() == [1, 0]
+
+
+TWO = Signature(
+    inputs=(
+        TensorSpec(name="ids", dtype="int32", shape=("batch", 2)),
+        TensorSpec(name="age", dtype="float32", shape=("batch", 1)),
+    ),
+    outputs=(),
+)
+CELLS = pd.DataFrame({"age": [30.0, 40.0], "note": ["not", "an input"], "ids": [[1, 2], np.array([3, 4])]})
+
+
+def test_each_input_of_several_has_the_column_of_its_name() -> None:
+    """Broken: an input gets another one's column, or a frame that lacks one is answered all the same."""
+    how = {"kind": "array", "outputs": ["y"], "columns": None}
+    batch = to_batch(CELLS, TWO, how)
+    assert batch["ids"].dtype == np.int32
+    np.testing.assert_array_equal(batch["ids"], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(batch["age"], [[30], [40]])
+    with pytest.raises(InputRefusedError, match="the data frame lacks 'age': one column for each input"):
+        to_batch(CELLS[["ids", "note"]], TWO, how)
+    with pytest.raises(InputRefusedError, match="the cells of column 'ids' do not all have one shape"):
+        to_batch(CELLS.assign(ids=[[1, 2], [3]]), TWO, how)
+
+
+def test_columns_that_nobody_named_are_taken_in_their_order() -> None:
+    """Broken: a frame made of an array is refused; or one that lacks a column is taken by position."""
+    unnamed = pd.DataFrame(FRAME.to_numpy(np.float32))
+    np.testing.assert_array_equal(to_batch(unnamed, SIGNATURE, HOW)["X"], [[1, 0.5, 1], [2, 1.5, 0]])
+    with pytest.raises(InputRefusedError, match="the data frame lacks 'a', 'b', 'c'"):
+        to_batch(unnamed.iloc[:, :2], SIGNATURE, HOW)
+    renamed = FRAME.rename(columns={"c": "d"})
+    with pytest.raises(InputRefusedError, match="the data frame lacks 'c'; the model takes a, b, c"):
+        to_batch(renamed, SIGNATURE, HOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        (np.array([[1.0, -2.0]]), None),
+        (np.array([[1, 2**31 - 1]], dtype=np.int64), None),
+        (np.array([[True, False]]), None),
+        (np.array([[1.5, 2.0]]), "holds a number that is not whole"),
+        (np.array([[np.nan, 2.0]]), "holds a number that is not whole"),
+        (np.array([[0, 2**31]], dtype=np.int64), "holds a value that int32 can't hold"),
+        (np.array([[0, -(2**31) - 1]], dtype=np.int64), "holds a value that int32 can't hold"),
+        (np.array([["1", "2"]]), "must be int32, not"),
+    ],
+)
+def test_whole_number_inputs_take_whole_numbers_that_fit(given: np.ndarray, refusal: str | None) -> None:
+    """Broken: a fraction is cut off, or a large token wraps round to another one, and the answer is to another
+    question."""
+    signature = Signature(inputs=TWO.inputs[:1], outputs=())
+    if refusal is None:
+        np.testing.assert_array_equal(to_batch({"ids": given}, signature, HOW | {"columns": None})["ids"], given)
+        return
+    with pytest.raises(InputRefusedError, match=refusal):
+        to_batch({"ids": given}, signature, HOW | {"columns": None})
+
+
+def test_a_number_that_float32_can_not_hold_is_refused() -> None:
+    """Broken: 1e39 becomes infinite, and the model answers something else than to the number."""
+    for value in (1e39, -1e39, np.inf):
+        with pytest.raises(InputRefusedError):
+            to_batch(np.array([[1.0, 2.0, value]]), SIGNATURE, HOW)
+    assert np.isnan(to_batch(np.array([[1.0, 2.0, np.nan]]), SIGNATURE, HOW)["X"][0, 2]), "a missing number"
+
+
+def test_answers_have_the_form_of_the_original() -> None:
+    """Broken: a client that reads a series, an array or one name of a dict gets something else, or all outputs."""
+    frame = pd.DataFrame({"x": [1.0, 2.0]}, index=["p", "q"])
+    outputs = {"y": np.array([1, 2], dtype=np.int64), "z": np.array([3.0, 4.0])}
+    series = from_outputs(outputs, frame, {"kind": "series", "outputs": ["y"]})
+    assert isinstance(series, pd.Series)
+    assert series.to_dict() == {"p": 1, "q": 2}
+    assert isinstance(from_outputs(outputs, np.ones((2, 1)), {"kind": "series", "outputs": ["y"]}), np.ndarray)
+    array = from_outputs(outputs, frame, {"kind": "array", "outputs": ["y"], "dtype": "float32"})
+    assert isinstance(array, np.ndarray)
+    assert array.dtype == np.float32
+    assert list(from_outputs(outputs, frame, {"kind": "dict", "outputs": ["z"]})) == ["z"]
+    assert list(from_outputs(outputs, frame, {})) == ["y", "z"]
+    framed = from_outputs(outputs, frame, {"kind": "array", "outputs": ["z"], "frame_in_frame_out": True})
+    assert framed.to_dict() == {0: {"p": 3.0, "q": 4.0}}
+
+
+def test_a_param_that_is_compiled_in_can_be_sent_with_its_own_value_alone() -> None:
+    """Broken: a request for other answers gets those of the compiled value without a word."""
+    how = {"params": {"top_k": 3, "labels": ["a", "b"]}}
+    for same in (None, {}, {"top_k": 3}, {"labels": ("a", "b")}, {"labels": np.array(["a", "b"])}, {"other": 1}):
+        demand_params(same, how)
+    demand_params({"top_k": 5}, {})
+    for other in ({"top_k": 5}, {"labels": ["b", "a"]}, {"top_k": 3, "labels": ["a"]}):
+        with pytest.raises(InputRefusedError, match="is compiled for"):
+            demand_params(other, how)
