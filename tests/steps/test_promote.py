@@ -127,6 +127,16 @@ def test_a_verdict_is_good_only_while_its_waivers_are(tmp_path: Path) -> None:
             demand_passed(checks_of(*checks), tmp_path, date(2026, 1, 1), "uri")
 
 
+@pytest.mark.parametrize("metric", ["outputs", "shape", "finite", "samples"])
+def test_nobody_can_waive_what_every_model_must_have(metric: str, tmp_path: Path) -> None:
+    """Broken: a version that lost an output, or answers NaN, is promoted under a waiver that its manifest was given."""
+    waiver = Waiver(gate=metric, target="cpu", reason="known", owner="me", expires="2026-06-30")
+    gate = Gate(metric=metric, limit=0, direction="at_most")
+    lost = Check(gate=gate, outcome=Outcome.FAIL, measured=1.0, reason="", batch_size=1, waived=waiver)
+    with pytest.raises(GateError, match=f"{metric} failed, which nobody can waive"):
+        demand_passed(checks_of(lost, cosine(0.995, Outcome.PASS)), tmp_path, date(2026, 1, 1), "uri")
+
+
 def test_outcomes_are_derived_again_from_what_was_measured(tmp_path: Path) -> None:
     """Broken: who writes `pass` beside a measurement that misses its limit would have it promoted."""
     demand_passed(checks_of(cosine(0.995, Outcome.PASS)), tmp_path, date(2026, 1, 1), "uri")
