@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compile_stage.core.records import Check, Gate, Outcome, Sensitivity, Trial
+import pytest
+from factories import COSINE, SIGNATURE, artifact, job, target_policy
+
+from compile_stage.core.records import (
+    Candidate,
+    Check,
+    Fallback,
+    Gate,
+    Outcome,
+    PortableModel,
+    Sensitivity,
+    Trial,
+    Verdict,
+)
 from compile_stage.measure.search import Found
-from compile_stage.pipeline.mixed_precision import _summary, _with_tied_nodes
+from compile_stage.pipeline.mixed_precision import _summary, _with_tied_nodes, order_searches, searchable
 
 
 def test_why_a_float_type_was_given_up_is_said() -> None:
@@ -40,3 +53,45 @@ def test_a_search_that_a_miss_by_luck_ended_says_what_decides_it() -> None:
     said = _summary(_with_tied_nodes(found, ranking), 3)
     assert "ended with 2 kept, which misses accuracy for its interval alone: more samples may decide it" in said
     assert "ended" not in _summary(replace(found, undecided=None), 3)
+
+
+LOWERED = PortableModel(
+    path="", digest="", form="onnx", opset=17, precision="int8", kept={}, signature=SIGNATURE, made_from=""
+)
+SHAPE = Gate(metric="shape", limit=0, direction="at_most")
+
+
+def validated(*checks: tuple[Gate, float, Outcome], native: bool = False) -> Candidate:
+    of = job("int8", native=native)
+    found = [Check(gate=gate, outcome=outcome, measured=value, reason="") for gate, value, outcome in checks]
+    return Candidate(job=of, portable=LOWERED, artifact=artifact(of), verdict=Verdict(checks=tuple(found)))
+
+
+MISSED = validated((SHAPE, 0.0, Outcome.PASS), (COSINE, 0.9, Outcome.FAIL))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "is_searched"),
+    [
+        (MISSED, True),
+        (validated((COSINE, 0.999, Outcome.PASS)), False),
+        (validated((COSINE, 0.9, Outcome.FAIL), native=True), False),  # nothing was lowered that nodes could be kept in
+        (validated((SHAPE, 1.0, Outcome.FAIL), (COSINE, 0.9, Outcome.FAIL)), False),
+        (validated((COSINE, 0.9, Outcome.FAIL), (COSINE, 0.0, Outcome.NOT_RUN)), False),
+        (replace(MISSED, artifact=None), False),
+        (replace(MISSED, portable=None), False),
+        (replace(MISSED, verdict=None), False),
+    ],
+)
+def test_what_missed_a_tolerance_by_its_numbers_is_searched(candidate: Candidate, is_searched: bool) -> None:
+    """Broken: minutes of trials are spent on what no kept node mends, or int8 is given up where keeping one node in
+    fp32 would hold the tolerance."""
+    assert searchable(candidate) is is_searched
+
+
+def test_who_missed_by_least_is_searched_first_and_nobody_without_leave() -> None:
+    """Broken: the budget is spent on the hopeless, or a policy that forbids mixed precision gets it."""
+    near, far = validated((COSINE, 0.985, Outcome.FAIL)), validated((COSINE, 0.5, Outcome.FAIL))
+    policy = target_policy(fallback=Fallback(mixed_precision=True))
+    assert order_searches([far, validated((COSINE, 0.999, Outcome.PASS)), near], policy) == [near, far]
+    assert order_searches([far, near], replace(policy, fallback=Fallback(mixed_precision=False))) == []
