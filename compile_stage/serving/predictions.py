@@ -25,7 +25,9 @@ def answer_items(predict: Callable[[Any], Any], texts: Sequence[str], column: st
     items = [_array(text) if text.startswith(ARRAY) else text for text in texts]
     if each:
         answers = [plain_prediction(predict(item), ranks_labels=True) for item in items]
-        joined: dict[str, Any] = {"form": " | ".join(dict.fromkeys(answer["form"] for answer in answers))}
+        joined: dict[str, Any] = {
+            key: " | ".join(dict.fromkeys(answer[key] for answer in answers)) for key in ("form", "layout")
+        }
         return joined | {key: [x for answer in answers for x in answer[key]] for key in ("texts", "numbers", "ranks")}
     if not column:
         return plain_prediction(predict(items))
@@ -35,12 +37,15 @@ def answer_items(predict: Callable[[Any], Any], texts: Sequence[str], column: st
 
 
 def refuse_prediction(here: Mapping[str, Any], there: Mapping[str, Any], tolerance: float) -> str | None:
-    """What differs between two plain answers of predict(): their form, a text, or a number by more than the tolerance
-    (of 1, or of the largest where that is larger)."""
+    """What differs between two plain answers of predict(): their form, a name or a length inside it, a text, or a
+    number by more than the tolerance (of 1, or of the largest where that is larger)."""
     import numpy as np
 
     if here["form"] != there["form"]:
         return f"it has the form {here['form']}, not {there['form']}"
+    # Answers that an earlier version wrote down have no layout.
+    if (layout := here.get("layout")) != (expected := there.get("layout")) and None not in (layout, expected):
+        return f"it is made of {str(layout)[:80]}, not {str(expected)[:80]}"
     if here["texts"] != there["texts"]:
         return f"it says {str(here['texts'])[:80]}, not {str(there['texts'])[:80]}"
     if len(here["numbers"]) != len(there["numbers"]):
@@ -73,8 +78,9 @@ def _refuse_ranks(here: Sequence[Any], there: Sequence[Any], tolerance: float) -
 
 
 def plain_prediction(answer: Any, *, ranks_labels: bool = False) -> dict[str, Any]:
-    """An answer as JSON: its form, its texts in order, its numbers in order. Labels with their scores are among
-    neither, but in `ranks`: a list of [label, score] for each row of a data frame of dicts.
+    """An answer as JSON: its form, the names and lengths inside it (`layout`), its texts and its numbers in order.
+    Labels with their scores are among none of these, but in `ranks`: a list of [label, score] for each row of a data
+    frame of dicts.
 
     Args:
         ranks_labels: A data frame of `label` and `score` is one ranking, and not an answer in each row.
@@ -96,7 +102,20 @@ def plain_prediction(answer: Any, *, ranks_labels: bool = False) -> dict[str, An
     else:
         form = f"{type(answer).__name__} of {len(answer)}"
     _collect(cells, texts, numbers)
-    return {"form": form, "texts": texts, "numbers": numbers, "ranks": ranks}
+    return {"form": form, "layout": _layout(cells), "texts": texts, "numbers": numbers, "ranks": ranks}
+
+
+def _layout(value: Any) -> str:
+    """The names and lengths of nested dicts and lists, such as `[2 x {word, start}]`."""
+    if isinstance(value, Mapping):
+        inside = [f"{name}: {layout}" if (layout := _layout(one)) else str(name) for name, one in value.items()]
+        return f"{{{', '.join(inside)}}}"
+    if not isinstance(value, list | tuple):
+        return ""
+    layouts = [_layout(one) for one in value]
+    if len(set(layouts)) == 1:
+        return f"[{len(layouts)} x {layouts[0]}]" if layouts[0] else f"[{len(layouts)}]"
+    return f"[{', '.join(layout or 'value' for layout in layouts)}]"
 
 
 def _is_ranked(cell: Any) -> bool:

@@ -73,7 +73,7 @@ def predict_original(context: Context, worker: Worker, source: SourceModel, samp
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "predict/3", "", key, lambda _: {"predictions": worker.call("predict_original", source=source, samples=samples)}
+        "predict/4", "", key, lambda _: {"predictions": worker.call("predict_original", source=source, samples=samples)}
     )
     found: Predictions | None = revive(Predictions | None, stored.value["predictions"])
     return found

@@ -67,7 +67,7 @@ def demand_served(
         "trust": [trust_document(trust), context.today.isoformat()] if trust is not None else [],
     }
     made = context.cached(
-        "serve/2",
+        "serve/3",
         target.name,
         key,
         lambda _: _looked_at(context, version, target, samples, limits, trust),

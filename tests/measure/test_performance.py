@@ -245,3 +245,25 @@ def test_no_gates_no_checks() -> None:
 def test_a_ratio_has_no_powers_of_ten(ratio: float, text: str) -> None:
     """Broken: a run on a busy machine said "between 465 and 2.01e+03 times as fast"."""
     assert ratio_text(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "interval", "outcome", "uncertain"),
+    [
+        ("speedup", (0.9, 1.1), Outcome.FAIL, True),
+        ("speedup", (0.9, 1.0), Outcome.FAIL, True),
+        ("speedup", (1.0, 1.1), Outcome.FAIL, True),
+        ("speedup", (0.8, 0.9), Outcome.FAIL, False),
+        ("speedup", (0.9, 1.1), Outcome.PASS, False),
+        ("speedup", None, Outcome.FAIL, False),
+        ("cosine", (0.9, 1.1), Outcome.FAIL, False),
+    ],
+)
+def test_a_limit_within_the_interval_is_what_more_measuring_may_decide(
+    metric: str, interval: tuple[float, float] | None, outcome: Outcome, uncertain: bool
+) -> None:
+    """Broken: a quieter machine would be advised to who is surely too slow, or to who missed a tolerance; or a limit
+    that one more measurement decides would stay missed."""
+    gate = Gate(metric=metric, limit=1.0, direction="at_least")
+    check = Check(gate=gate, outcome=outcome, measured=1.0, reason="", interval=interval)
+    assert is_too_uncertain(check) is uncertain
