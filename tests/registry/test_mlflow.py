@@ -239,6 +239,9 @@ def test_a_publication_carries_lineage_metrics_report_and_note(
     version = client().get_model_version("net-compiled", one.version)
     assert version.tags["compile_stage.source"] == "models:/net/1"
     assert version.tags["compile_stage.source_model_id"] == source.logged_model_id
+    assert source.run_id
+    assert version.tags["compile_stage.source_run_id"] == source.run_id
+    assert version.tags["compile_stage.source_digest"] == source.digest
     model = client().get_logged_model(version.source.removeprefix("models:/"))
     assert {m.key: m.value for m in model.metrics} == {"speedup.batch_1": 2.5, "max_abs.y.batch_1": 0.001}
     assert model.params == {"precision": "int8", "backend": "onnxruntime"}
