@@ -24,8 +24,7 @@ from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.torch_programs import free_axes, tracing
-from compile_stage.sources import graph
-from compile_stage.sources import torch as programs
+from compile_stage.sources import graph, torch_portable, torch_signature
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -66,7 +65,7 @@ def export(
         nodes = importlib.import_module("onnx2torch.onnx_graph").OnnxGraph(prepared.graph).nodes
         program = _trace(converted, nodes, model.signature, arguments, source)
     signature = _signature(program, model.signature, source)
-    return replace(programs.save_program(program, signature, source, shapes, into), notes=model.notes)
+    return replace(torch_portable.save_program(program, signature, source, shapes, into), notes=model.notes)
 
 
 # ------------------------------------------------------------------------------------------------------------ the graph
@@ -422,7 +421,7 @@ _ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signature:
     """The graph's own. Raises SourceError where the program is of other tensors, or where tracing fixed a size that is
     free."""
-    specs = list(programs.tensors(program))
+    specs = list(torch_signature.tensors(program))
     known = (*wanted.inputs, *wanted.outputs)
     actual = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in specs]
     meant = [f"{spec.dtype} with {len(spec.shape)} dimensions" for spec in known]

@@ -24,8 +24,7 @@ from compile_stage.core.records import Compliance, PortableModel, ShapeRange, So
 from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import keep_inputs, threads_restored, tracing, use_threads
 from compile_stage.serving.python_model import CompiledNetwork, load_python_model, replaced
-from compile_stage.sources import mlmodel
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import mlmodel, torch_forward, torch_portable, torch_refusals, torch_signature
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import place
 from compile_stage.sources.torch_size_limits import with_size_limits
@@ -65,7 +64,7 @@ class PyfuncSource(Exporter):
         if not compliance.allow_pickle:
             return f"{_CODE}{_LINES.format(name='net')}{_OTHERWISE}"
         try:
-            return torch_source.refuse_program(_Marked(source).program)
+            return torch_refusals.refuse_program(_Marked(source).program)
         except SourceError as error:
             return error.reason
 
@@ -91,12 +90,12 @@ class PyfuncSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
         answer_masked_rows(marked.program)
-        model = torch_source.export_graph(marked.program, marked.signature, source, shapes, into)
+        model = torch_portable.export_graph(marked.program, marked.signature, source, shapes, into)
         return with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         marked = _Marked(source)
-        model = torch_source.save_program(marked.program, marked.signature, source, shapes, into)
+        model = torch_portable.save_program(marked.program, marked.signature, source, shapes, into)
         return with_size_limits(model, marked.program, marked.network, shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:
@@ -203,12 +202,12 @@ class _Marked:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the network's outputs, in order."""
-        return torch_source._output_names(self.program)
+        return torch_signature.output_names(self.program)
 
     @property
     def signature(self) -> Any:
         """The network's tensors."""
-        return torch_source.signature_of(self.program, self.inputs, self.outputs)
+        return torch_signature.signature_of(self.program, self.inputs, self.outputs)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -255,7 +254,7 @@ class _Marked:
                 program = torch.export.export(self.network, args, kwargs, dynamic_shapes=sizes)
         except Exception as error:
             raise SourceError(
-                f"torch.export can't trace self.{self.attribute}: {torch_source._reason(error)}",
+                f"torch.export can't trace self.{self.attribute}: {torch_forward.reason(error)}",
                 fix="make its forward traceable by torch.export, or mark the part of it that is",
                 where=self.source.uri,
             ) from error

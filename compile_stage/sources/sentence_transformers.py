@@ -34,8 +34,7 @@ from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import threads_restored, tracing, use_threads
 from compile_stage.serving.text import TextProcessor
-from compile_stage.sources import graph, mlmodel
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import graph, mlmodel, torch_portable, torch_signature
 from compile_stage.sources import transformers_text as text
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
@@ -109,15 +108,15 @@ class SentenceTransformersSource(Exporter):
         loaded = _Loaded(source)
         demand_shapes(loaded.signature, shapes, source)
         program = _trace(loaded)
-        model = torch_source.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
+        model = torch_portable.export_graph(program, loaded.signature, source, {}, into, symbols=_symbols(program))
         return with_size_limits(model, program, _network(loaded), shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
         loaded = _Loaded(source)
         program = _trace(loaded)
-        signature = torch_source.signature_of(program, loaded.inputs, [OUTPUT], _symbols(program))
-        model = torch_source.save_program(program, signature, source, shapes, into)
+        signature = torch_signature.signature_of(program, loaded.inputs, [OUTPUT], _symbols(program))
+        model = torch_portable.save_program(program, signature, source, shapes, into)
         return with_size_limits(model, program, _network(loaded), shapes, source)
 
     def example(self, source: SourceModel) -> Batch | None:

@@ -1,4 +1,5 @@
-"""The forward of a pickled module: answers that PyTorch's tracer does not take, and where in its code a trace ended."""
+"""The forward of a pickled module: answers that PyTorch's tracer does not take, and where in its code and why a trace
+ended."""
 
 from __future__ import annotations
 
@@ -53,8 +54,7 @@ def place_of(error: BaseException) -> str:
     error came from none."""
     import torch
 
-    while error.__cause__ is not None:
-        error = error.__cause__
+    error = _innermost(error)
     others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         packages = "site-packages" in frame.filename  # which lie within the standard library's folder
@@ -78,3 +78,16 @@ def advice(error: BaseException) -> str:
             "log the network as it was before it was quantised: the policy's precisions say what is made of it (int8)"
         )
     return "make its forward traceable by torch.export"
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause's first line: the exporter wraps it in pages of advice."""
+    error = _innermost(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -31,8 +31,7 @@ from compile_stage.core.records import (
 from compile_stage.plugin_support.torch_programs import threads_restored, use_threads
 from compile_stage.serving.generation import GenerationSession
 from compile_stage.serving.text import TextProcessor
-from compile_stage.sources import mlmodel
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import mlmodel, torch_portable, torch_signature
 from compile_stage.sources import transformers_generation as generation
 from compile_stage.sources import transformers_inputs as network_inputs
 from compile_stage.sources import transformers_language as language
@@ -139,7 +138,7 @@ class TransformersSource(Exporter):
         if isinstance(inputs, generation.CausalNetwork):
             return inputs.export(source, program, shapes, into)
         signature = inputs.signature(model)
-        exported = torch_source.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
+        exported = torch_portable.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
         return with_size_limits(exported, program, inputs.tensors_only(model), shapes, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
@@ -148,8 +147,8 @@ class TransformersSource(Exporter):
             raise SourceError("a language model is given as ONNX with its cache only", where=source.uri)
         model, inputs, program = self._traced(source)
         outputs = [spec.name for spec in inputs.signature(model).outputs]
-        signature = torch_source.signature_of(program, inputs.names, outputs, inputs.symbols(program))
-        saved = torch_source.save_program(program, signature, source, shapes, into)
+        signature = torch_signature.signature_of(program, inputs.names, outputs, inputs.symbols(program))
+        saved = torch_portable.save_program(program, signature, source, shapes, into)
         return with_size_limits(saved, program, inputs.tensors_only(model), shapes, source)
 
     def _traced(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:

@@ -19,8 +19,7 @@ from compile_stage.core.generation import INPUT_IDS, LOGITS, MASK, POSITIONS, pr
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import CACHE_INPUTS, Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import tracing
-from compile_stage.sources import graph
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import graph, torch_portable, torch_signature
 from compile_stage.sources.transformers_text import places
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ class CausalNetwork:
     def symbols(self, program: ExportedProgram) -> dict[str, str]:
         """Symbol of the exporter → ours. It may give each input its own symbols, and the mask's length is a sum."""
         found: dict[str, str] = {}
-        for spec, known in zip(torch_source.tensors(program), self.signature.inputs, strict=False):
+        for spec, known in zip(torch_signature.tensors(program), self.signature.inputs, strict=False):
             for size, name in zip(spec.shape, known.shape, strict=True):
                 if isinstance(size, str) and isinstance(name, str):
                     found.setdefault(size, name)
@@ -158,7 +157,7 @@ class CausalNetwork:
                 where=source.uri,
             )
         symbols = self.symbols(program)
-        portable = torch_source.export_graph(program, self.signature, source, {}, into, symbols=symbols)
+        portable = torch_portable.export_graph(program, self.signature, source, {}, into, symbols=symbols)
         return replace(portable, places=places(self.model))
 
     @property

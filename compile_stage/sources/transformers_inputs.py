@@ -12,8 +12,7 @@ from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.plugin_support.torch_programs import tracing
-from compile_stage.sources import graph
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import graph, torch_signature
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -88,7 +87,7 @@ class NetworkInputs:
         may give each input its own symbols."""
         return {
             str(size): (graph.BATCH, self.open_axis)[axis]
-            for spec in islice(torch_source.tensors(program), len(program.graph_signature.user_inputs))
+            for spec in islice(torch_signature.tensors(program), len(program.graph_signature.user_inputs))
             for axis, size in enumerate(spec.shape[:2])
             if not isinstance(size, int)
         }

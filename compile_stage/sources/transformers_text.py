@@ -20,8 +20,7 @@ from compile_stage.serving.chat import FIELDS
 from compile_stage.serving.prediction_io import InputRefusedError
 from compile_stage.serving.predictions import plain_prediction, refuse_prediction
 from compile_stage.serving.text import TOKENIZER_FILE, TextProcessor
-from compile_stage.sources import graph, mlmodel
-from compile_stage.sources import torch as torch_source
+from compile_stage.sources import graph, mlmodel, torch_signature
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -359,6 +358,6 @@ def axes_of(program: ExportedProgram, sequence: str) -> dict[str, str]:
     taken = len(program.graph_signature.user_inputs)
     return {
         str(size): (graph.BATCH, sequence)[axis]
-        for spec in islice(torch_source.tensors(program), taken)
+        for spec in islice(torch_signature.tensors(program), taken)
         for axis, size in enumerate(spec.shape)
     }

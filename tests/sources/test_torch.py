@@ -27,8 +27,10 @@ from compile_stage.core.records import Compliance, ShapeRange, Target
 from compile_stage.plugin_support.torch_programs import changed_tensors
 from compile_stage.serving.size_conditions import SizeCondition
 from compile_stage.sources import pt2, torch_sizes
-from compile_stage.sources.torch import TorchSource, save_program, signature_of
+from compile_stage.sources.torch import TorchSource
 from compile_stage.sources.torch_operators import optimiser_corrected
+from compile_stage.sources.torch_portable import save_program
+from compile_stage.sources.torch_signature import signature_of
 from compile_stage.sources.torch_size_limits import _limits
 from compile_stage.steps.export import demand_batch_sizes
 
