@@ -19,6 +19,8 @@ from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, RegisteredVersion, SourceModel
 from compile_stage.core.tuning_records import checked_key
 from compile_stage.registry import (
+    mlflow_download,
+    mlflow_pinning,
     mlflow_publish,
     mlflow_records,
     mlflow_search,
@@ -97,7 +99,7 @@ class MLflowRegistry(Registry):
     @repeatable
     def published(self, uri: str) -> Receipt:
         client = connect()
-        pinned = mlflow_source.pin(client, uri)
+        pinned = mlflow_pinning.pin(client, uri)
         if KEY_TAG not in pinned.tags or not pinned.version:
             raise not_published(pinned.uri)
         with trouble(pinned.uri):
@@ -206,7 +208,7 @@ class MLflowRegistry(Registry):
             shutil.copy2(validation, folder)
             version = client.get_model_version(receipt.name, receipt.version)
             # A version that was copied has the files of the one that was published, and no logged model of its own.
-            if not (model_id := mlflow_source.origin_id(client, version, receipt.uri)):
+            if not (model_id := mlflow_pinning.origin_id(client, version, receipt.uri)):
                 raise RegistryError(
                     "no validation can be attached to it: it was registered from plain files, or copied from a version "
                     "whose logged model is gone",
@@ -236,13 +238,13 @@ class MLflowRegistry(Registry):
     @repeatable
     def fetch(self, uri: str, into: Path) -> Path:
         client, into = connect(), Path(into)
-        pinned = mlflow_source.pin(client, uri)
+        pinned = mlflow_pinning.pin(client, uri)
         shutil.rmtree(into, ignore_errors=True)
         into.parent.mkdir(parents=True, exist_ok=True)
         try:
-            folder = mlflow_source.download(pinned.download, into, pinned.uri)
-            absent = [name for name in mlflow_source.published_files(folder) if not (folder / name).is_file()]
-            mlflow_source.demand_listed(pinned.download, absent, pinned.uri)
+            folder = mlflow_download.download(pinned.download, into, pinned.uri)
+            absent = [name for name in mlflow_download.published_files(folder) if not (folder / name).is_file()]
+            mlflow_download.demand_listed(pinned.download, absent, pinned.uri)
             demand_mlmodel(folder, pinned.uri)
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)

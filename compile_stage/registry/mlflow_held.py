@@ -13,8 +13,8 @@ from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle
 from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse_folder, refuse_held
 from compile_stage.registry.mlflow_connection import SAME_FILE_FIX, is_code, trouble
+from compile_stage.registry.mlflow_download import demand_listed, download
 from compile_stage.registry.mlflow_retries import UnreachableError, repeated_call, transfer_limit, within
-from compile_stage.registry.mlflow_source import demand_listed, download
 
 _LISTING_S = 150.0  # one folder of a store
 

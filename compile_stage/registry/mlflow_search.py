@@ -9,7 +9,7 @@ from typing import Any
 
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import RegisteredVersion
-from compile_stage.registry.mlflow_source import download_file
+from compile_stage.registry.mlflow_download import download_file
 from compile_stage.registry.mlflow_watch import PROMPT, pages, registered
 from compile_stage.registry.model_files import KEY_TAG, read_model
 
