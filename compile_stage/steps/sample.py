@@ -61,7 +61,8 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
     if kind == "mlflow-dataset":
         dataset = plugins.load("registries", source.registry).dataset(source, name, context.scratch / "datasets")
     key: dict[str, Any] = {
-        "spec": spec,
+        # Of a file counts what is in it (below) and how it is read, not where it lies: each job of a CI has its folder.
+        "spec": replace(spec, source=f"file:{Path(name).suffix}") if kind == "file" else spec,
         "seed": request.seed,
         "signature": request.signature,
         "shapes": request.shapes,
@@ -86,7 +87,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
     def prepare(into: Path, of: SourceModel | None) -> SampleSet:
         answer = worker.call("prepare_samples", source=of, request=fetched, into=str(into))
         prepared: SampleSet = revive(SampleSet, answer)
-        return replace(prepared, path=".", source=spec.source)
+        return replace(prepared, path=".", source="")
 
     def make(into: Path) -> SampleSet:
         if foreign and not raw and kind != "input_example":
@@ -99,8 +100,8 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
                 into.mkdir()
         return prepare(into, source)
 
-    stored = context.cached("sample/5", role, key, make)
-    chosen: SampleSet = revive(SampleSet, stored.value)
+    stored = context.cached("sample/6", role, key, make)
+    chosen: SampleSet = replace(revive(SampleSet, stored.value), path=stored.path, source=spec.source)
     if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
         word = "queries" if spec.whole_groups else "groups"
         raise PolicyError(
@@ -108,7 +109,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
             fix=f"correct data.{word} in the policy, or write `{word}: null` where each sample is independent",
             where=spec.source,
         )
-    return replace(chosen, path=stored.path)
+    return chosen
 
 
 def _file_digest(path: str) -> str:

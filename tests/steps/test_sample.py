@@ -44,3 +44,18 @@ def test_another_model_makes_its_own_samples_of_the_same_file(tmp_path: Path) ->
     for source in (one, one, other):
         sample(context, worker, source, "validation", SampleRequest(spec=spec, signature=SIGNATURE, seed=0))
     assert worker.made == 2
+
+
+def test_the_samples_of_a_file_are_known_wherever_it_lies(tmp_path: Path) -> None:
+    """Broken: each job of a CI, whose checkout lies in a folder of its own, would make the samples anew; or a report
+    would name the file of another job; or a file that is read in another way would have the samples of the first."""
+    context = factories.run_context(tmp_path)
+    worker: Any = CountingWorker()
+    for place, made in (("a/x.npz", 1), ("b/x.npz", 1), ("b/x.csv", 2)):
+        file = tmp_path / place
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"the same")
+        spec = DataSpec(source=f"file:{file}")
+        request = SampleRequest(spec=spec, signature=SIGNATURE, seed=0)
+        assert sample(context, worker, factories.source(), "validation", request).source == spec.source
+        assert worker.made == made
