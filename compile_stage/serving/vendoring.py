@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def copy_modules(modules: Iterable[str], into: Path) -> None:
     waiting = list(modules)
     done: set[Path] = set()
     while waiting:
-        parts = waiting.pop().split(".")[1:]
+        parts = tuple(waiting.pop().split(".")[1:])
         for depth in range(len(parts) + 1):
             file = _source_file(parts[:depth])
             if file is None or file in done:
@@ -75,6 +75,7 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
             waiting.extend(inner if isinstance(inner, list) else ())
 
 
-def _source_file(parts: Sequence[str]) -> Path | None:
+@cache  # asked for thousands of times, of a hundred modules
+def _source_file(parts: tuple[str, ...]) -> Path | None:
     base = _PACKAGE.joinpath(*parts)
     return next((file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()), None)

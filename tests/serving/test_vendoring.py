@@ -21,7 +21,7 @@ def test_what_our_files_import_is_read_as_python_reads_it() -> None:
 
 def files(modules: Iterable[str]) -> set[Path]:
     """That are copied for these: of each module, and of the packages that it lies in."""
-    parts = [module.split(".")[1:] for module in modules]
+    parts = [tuple(module.split(".")[1:]) for module in modules]
     found = (vendoring._source_file(own[:depth]) for own in parts for depth in range(len(own) + 1))
     return {file for file in found if file}
 
