@@ -101,8 +101,12 @@ def moved(answers: np.ndarray, by: float, others: np.ndarray, generator: np.rand
     return np.asarray(answers + by * others.std() * generator.standard_normal(len(answers)))
 
 
-def cell(case: Case, samples: int, trials: int) -> dict[str, float]:
-    """Shares of the trials in which each artifact passes, and in which the check of the one that rounds is NOT_RUN."""
+def cell(case: Case, samples: int, trials: int, *, alone: bool = False) -> dict[str, float]:
+    """Shares of the trials in which each artifact passes, and in which the check of the one that rounds is NOT_RUN.
+
+    Args:
+        alone: Look at the one that ruins answers, and at no other: `passes` is all that is known then.
+    """
     generator = np.random.default_rng([samples, int(1e4 * case.share), *case.metric.encode(), *case.labels.encode()])
     truth, others = case.draw(POPULATION, generator)
     limit = loses(case, truth, case.ruined(truth, others, others, generator), others) / OVER
@@ -111,18 +115,21 @@ def cell(case: Case, samples: int, trials: int) -> dict[str, float]:
     for trial in range(trials):
         truth, answers = case.draw(samples, generator)
         ruined = case.ruined(truth, answers, others, generator)
+        rounding, small = (moved(answers, by, others, generator) for by in (ROUNDING, EIGHT_BITS))
         counts["passes"] += outcome(case, gate, truth, ruined, answers, trial) is Outcome.PASS
+        if alone:
+            continue
         with (
             patch.object(task_intervals, "_parts", lambda *_: []),
             patch.object(task_intervals, "means_interval", by_bootstrap),
         ):
             counts["bootstrap_passes"] += outcome(case, gate, truth, ruined, answers, trial) is Outcome.PASS
-        rounded = outcome(case, gate, truth, moved(answers, ROUNDING, others, generator), answers, trial)
+        rounded = outcome(case, gate, truth, rounding, answers, trial)
         counts["rounded_passes"] += rounded is Outcome.PASS
         counts["not_run"] += rounded is Outcome.NOT_RUN
-        small = moved(answers, EIGHT_BITS, others, generator)
         counts["eight_bits_pass"] += outcome(case, gate, truth, small, answers, trial) is Outcome.PASS
-    return {"limit": limit} | {key: count / trials for key, count in counts.items()}
+    shares = {key: count / trials for key, count in counts.items()}
+    return {"limit": limit} | ({"passes": shares["passes"]} if alone else shares)
 
 
 def by_bootstrap(metric: Means, **options: Any) -> Interval | None:

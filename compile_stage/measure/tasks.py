@@ -507,10 +507,12 @@ def _auc(positive: NDArray[np.bool_], scores: F64) -> Statistic:
     starts = starts if len(starts) and starts[0] == 0 else np.concatenate([[0], starts])
     hot = positive[order].astype(np.float64)
 
+    def tied(ordered: F64) -> F64:
+        return ordered if len(starts) == len(order) else np.add.reduceat(ordered, starts, axis=1)  # half of all time
+
     def of(weights: F64) -> F64:
         ordered = weights[:, order]
-        ups = np.add.reduceat(ordered * hot, starts, axis=1)
-        downs = np.add.reduceat(ordered * (1 - hot), starts, axis=1)
+        ups, downs = tied(ordered * hot), tied(ordered * (1 - hot))
         below = np.cumsum(downs, axis=1) - downs
         pairs = ups.sum(axis=1) * downs.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
