@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from factories import policy_text
 
 from compile_stage import api
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError
@@ -26,14 +27,32 @@ KNOWN = (
 )
 
 
-@pytest.fixture
-def published(small_model: Path, write_policy: Callable[..., Path], tmp_path: Path) -> Path:
-    """A registered name with one version."""
-    result = api.run(f"folder:{small_model}", write_policy(*KNOWN), out=tmp_path / "out")
+def publish(small_model: Path, policy: Path, out: Path) -> Path:
+    """Run, and return the folder of the registered name, which has one version."""
+    result = api.run(f"folder:{small_model}", policy, out=out)
     assert result.exit_code == 0, result.problem
     receipt = result.targets[0].receipt
     assert receipt is not None
     return Path(receipt.uri.removeprefix("folder:")).parent
+
+
+@pytest.fixture(scope="module")
+def whole(small_net: Path, cache_of_the_original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `published` is a copy of."""
+    folder = tmp_path_factory.mktemp("published")
+    shutil.copytree(small_net, folder, dirs_exist_ok=True)
+    policy = folder / "policy.yaml"
+    policy.write_text(policy_text(folder / "data.npz", *KNOWN))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HOME", str(folder))
+        environment.setenv("COMPILE_STAGE_CACHE", str(shutil.copytree(cache_of_the_original, folder / "cache")))
+        return publish(folder / "small-net", policy, folder / "out")
+
+
+@pytest.fixture
+def published(whole: Path, tmp_path: Path) -> Path:
+    """A registered name with one version, of a model and of samples that lie elsewhere."""
+    return Path(shutil.copytree(whole, tmp_path / whole.name))
 
 
 def flip(file: Path) -> None:
@@ -53,9 +72,10 @@ def second(name: Path) -> None:
 @pytest.mark.parametrize("remeasure", [False, True])
 @pytest.mark.parametrize("file", ["data/artifact/model.onnx", "code/compile_stage/flavor.py", "MLmodel"])
 def test_a_run_publishes_anew_what_was_damaged(
-    published: Path, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, file: str, remeasure: bool
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, file: str, remeasure: bool
 ) -> None:
     """Broken: a run would end with "already published, unchanged" for a version that nobody can load, for ever."""
+    published = publish(small_model, write_policy(*KNOWN), tmp_path / "out")
     if file == "MLmodel":
         text = (published / "1" / "model" / file).read_text()
         (published / "1" / "model" / file).write_text(text.replace("compile_stage.flavor", "os"))
@@ -160,10 +180,12 @@ def test_a_rollback_goes_only_to_the_version_that_was_looked_at(
 
 
 @pytest.mark.slow
-def test_promote_says_when_the_validation_samples_are_others(published: Path, tmp_path: Path) -> None:
+def test_promote_says_when_the_validation_samples_are_others(
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
     """Broken: an alias would move without a word where `verify` says that the data were replaced since, or where they
     were deleted and made-up samples took their place."""
-    uri = f"folder:{published}/1"
+    uri = f"folder:{publish(small_model, write_policy(*KNOWN), tmp_path / 'out')}/1"
     assert api.promote(uri, "prod").note.endswith("answers a batch of validation samples there as the proven artifact")
     data = tmp_path / "data.npz"
     with np.load(data) as arrays:

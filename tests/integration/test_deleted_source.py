@@ -13,7 +13,7 @@ from compile_stage import api
 from compile_stage.core.errors import RegistryError
 
 pytestmark = [
-    pytest.mark.usefixtures("known_original"),
+    pytest.mark.usefixtures("known_original", "embedded"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
@@ -21,11 +21,10 @@ BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_se
 
 
 def test_a_deleted_source_is_found_by_its_logged_model_or_said_with_what_works_without_it(
-    small_model: Path, write_policy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Broken: who clears up old versions of a model can't verify what was made from them, and is told to check a name
     that was right."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     client = mlflow.MlflowClient()
     logged = mlflow.onnx.log_model(
         onnx.load(small_model / "model.onnx"), name="net", registered_model_name="net", pip_requirements=["onnx"]

@@ -14,7 +14,10 @@ from compile_stage.cli.main import main
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
+pytestmark = [
+    pytest.mark.usefixtures("known_original"),
+    pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
+]
 
 FAST = (
     "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}\n"

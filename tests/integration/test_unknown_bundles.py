@@ -16,7 +16,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.serving.manifest import sealed
 
 pytestmark = [
-    pytest.mark.usefixtures("fake_backends", "known_original"),
+    pytest.mark.usefixtures("fake_backends", "known_run"),
     pytest.mark.filterwarnings("ignore"),  # MLflow's own deprecations are not what is tested here
 ]
 
@@ -29,7 +29,7 @@ def bundle(
 
     def make(backend: str) -> Path:
         policy = write_policy(
-            f"backends: [{backend}], precisions: [fp32], batch_sizes: [1]",
+            f"backends: [{backend}], precisions: [fp32]" + (", batch_sizes: [1]" if backend != "onnxruntime" else ""),
             "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0.2, predict_seconds: 0}",
         )
         out = tmp_path / "out"
