@@ -292,7 +292,22 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_databases() -> None:
+    """SQLite databases of this process don't wait for the disk at each commit, of which a publication has 30: no test
+    cuts the power."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def connected(connection: Any, _: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            with contextlib.suppress(sqlite3.DatabaseError):  # a file that is no database: the first statement says so
+                connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", connected)
+
+
+@pytest.fixture(scope="session")
+def database(quick_databases: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database: making its tables takes seconds, copying the file does not. It is made once for all
     test processes, and only read."""
     from mlflow import MlflowClient
