@@ -37,6 +37,7 @@ from compile_stage.registry.mlflow_connection import (
     trouble,
     where,
 )
+from compile_stage.registry.mlflow_endings import ending_what_failed
 from compile_stage.registry.mlflow_retries import UnreachableError, repeatable
 from compile_stage.registry.model_files import (
     KEY_TAG,
@@ -105,9 +106,13 @@ class MLflowRegistry(Registry):
         with trouble(pinned.uri):
             return mlflow_versions.receipt_of(client.get_model_version(pinned.name, pinned.version))
 
-    @repeatable
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
-        return mlflow_publish.push(connect(), bundle, source, files)
+        with ending_what_failed(bundle.name) as experiments:
+            return self._push(bundle, source, files, experiments)
+
+    @repeatable
+    def _push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], experiments: list[str]) -> Receipt:
+        return mlflow_publish.push(connect(), bundle, source, files, experiments)
 
     @repeatable
     def current(self, name: str, alias: str) -> Receipt | None:

@@ -62,6 +62,7 @@ _BUSY_FIX = (
     "tracking server takes several writers"
 )
 _NOT_ARRIVED = " did not arrive whole"
+_CUT_OFF = "connection broken"  # as urllib3 says it of an answer that ends too early
 SAME_FILE_FIX = (
     "Where the same file fails each time, look at what is in front of the server (a proxy, a gateway): at its limits "
     "on size and time"
@@ -350,7 +351,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
 def _fix_for(problem: str) -> str:
     if problem.endswith(_NO_JSON_SAID) or _NO_JSON.search(problem):
         return _NO_JSON_FIX
-    if _NOT_ARRIVED in problem:
+    if _NOT_ARRIVED in problem or problem.endswith(_CUT_OFF):
         return TRANSFER_FIX
     return _BUSY_FIX if _BUSY_DATABASE in problem else _UNREACHABLE_FIX
 
@@ -405,7 +406,7 @@ def _short_network(text: str) -> str:
         "No route to host",
         "Connection reset by peer",
         "Remote end closed connection",
-        "Connection broken",
+        _CUT_OFF,
         "certificate verify failed",
     ):
         if cause.lower() in text.lower():

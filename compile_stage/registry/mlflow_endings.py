@@ -1,14 +1,15 @@
-"""How the runs of a publication end: with the version, or when the push that made them was killed, refused or
+"""How the runs of a publication end: with the version, or when the push that made them was killed, failed or was
 interrupted."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from compile_stage.core.records import Receipt, record
-from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.mlflow_connection import connect, is_code, single_writer
 from compile_stage.registry.mlflow_retries import within
 from compile_stage.registry.model_files import TAG
 
@@ -16,7 +17,7 @@ WRITER_TAG = TAG + "writer"
 REFUSED = ("PERMISSION_DENIED", "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "INVALID_STATE")
 UNFINISHED = ("RUNNING", "KILLED")
 """The states of a run of which no version was made yet."""
-_ENDING_S = 10.0  # to end the runs of a push that failed
+_ENDING_S = 20.0  # to end the runs of a push that failed
 
 
 @record
@@ -35,32 +36,54 @@ def end_published(client: Any, name: str, receipt: Receipt) -> None:
             client.set_terminated(run.info.run_id, "FINISHED")
 
 
-def end_killed(client: Any, runs: Runs, writer: str) -> None:
-    """End what earlier holders of this place were killed in while they published under another key, such as that of
-    another policy: nobody will push that key again. A run that another machine goes on with is only marked, and its
-    push marks it FINISHED; an upload that is READY stays, since another machine may be making a version of it."""
+def end_killed(client: Any, experiment_id: str, writer: str, *, but: Collection[str] = ()) -> None:
+    """End what earlier holders of this place left RUNNING: they were killed while they published under another key,
+    such as that of another policy, and nobody will push that key again; or their push has failed. A run that another
+    machine goes on with is only marked, and its push marks it FINISHED; an upload that is READY stays, since another
+    machine may be making a version of it.
+
+    Args:
+        but: Runs that are left alone.
+    """
     from mlflow.exceptions import MlflowException
 
     mine = f"tags.`{WRITER_TAG}` = '{writer}' and attributes.status = 'RUNNING'"
-    left = client.search_runs([runs.experiment_id], filter_string=mine)
+    left = client.search_runs([experiment_id], filter_string=mine)
     for run in sorted(left, key=lambda run: "mlflow.parentRunId" not in run.data.tags):  # the parents last
         run_id = run.info.run_id
-        if run_id in (runs.parent, runs.child):
+        if run_id in but:
             continue
         try:
-            _end_unpublished(client, runs.experiment_id, run_id, writer)
+            _end_unpublished(client, experiment_id, run_id, writer)
         except MlflowException as error:  # somebody deleted it meanwhile, or keeps it from this account
             if not is_code(error, *REFUSED):
                 raise
 
 
-def end_given_up(client: Any, runs: Runs, writer: str) -> None:
-    """End what a push began that is refused or interrupted: its runs would be RUNNING, and its upload PENDING, for ever
-    where nobody pushes again. The next push of the key goes on with the runs. Whatever fails here: why the push ended
-    is what is reported."""
-    for run_id in (runs.child, runs.parent):
-        with suppress(Exception):
-            within(partial(_end_unpublished, client, runs.experiment_id, run_id, writer), lambda: _ENDING_S)
+@contextmanager
+def ending_what_failed(name: str) -> Iterator[list[str]]:
+    """Where the push of a registered model, with all its attempts, fails or is interrupted, end what it began: its runs
+    would be RUNNING, and its upload PENDING, for ever where nobody pushes again. The next push of the key goes on with
+    the runs. Whatever fails here: why the push ended is what is reported.
+
+    Yields:
+        A list for the ids of the experiments that the push makes runs in.
+    """
+    experiments: list[str] = []
+    try:
+        yield experiments
+    except (Exception, KeyboardInterrupt):
+        if experiments:
+            with suppress(Exception):
+                within(partial(_end_failed, name, set(experiments)), lambda: _ENDING_S)
+        raise
+
+
+def _end_failed(name: str, experiments: Collection[str]) -> None:
+    client = connect()
+    with single_writer(name) as writer:  # another push of this machine may have begun meanwhile
+        for experiment_id in experiments:
+            end_killed(client, experiment_id, writer)
 
 
 def _end_unpublished(client: Any, experiment_id: str, run_id: str, writer: str) -> None:

@@ -29,13 +29,12 @@ from compile_stage.registry.mlflow_endings import (
     UNFINISHED,
     WRITER_TAG,
     Runs,
-    end_given_up,
     end_killed,
     end_published,
     runs_of,
 )
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version, upload
-from compile_stage.registry.mlflow_retries import UnreachableError, failed_on_the_way, refused_with
+from compile_stage.registry.mlflow_retries import UnreachableError, refused_with
 from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
 from compile_stage.registry.model_files import (
     DAMAGED,
@@ -61,15 +60,20 @@ _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 24 * 3600  # what another machine began so long ago is dead: large models take hours on a slow line
 
 
-def push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
+def push(
+    client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], experiments: list[str]
+) -> Receipt:
     """Publish the bundle, or find it published: same key, same version.
+
+    Args:
+        experiments: The ids of those that runs are made in are added to it, for `ending_what_failed`.
 
     Raises:
         RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
     """
     check_name(bundle.name)
     with trouble(bundle.name), single_writer(bundle.name) as writer:
-        receipt = _find_or_push(client, bundle, source, files, writer)
+        receipt = _find_or_push(client, bundle, source, files, writer, experiments)
         end_published(client, bundle.name, receipt)
         return receipt
 
@@ -88,7 +92,13 @@ def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
 
 
 def _find_or_push(
-    client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str, attempts: int = _ATTEMPTS
+    client: Any,
+    bundle: Bundle,
+    source: SourceModel,
+    files: Mapping[str, Path],
+    writer: str,
+    experiments: list[str],
+    attempts: int = _ATTEMPTS,
 ) -> Receipt:
     from mlflow.exceptions import MlflowException
 
@@ -101,11 +111,11 @@ def _find_or_push(
         _set_aside(client, receipt, bundle.key)
         note = replaced_note(receipt.uri, reason)
     try:
-        return replace(_push(client, bundle, source, files, writer), note=note)
+        return replace(_push(client, bundle, source, files, writer, experiments), note=note)
     except MlflowException as error:
         if attempts == 1 or not taken_away(error):
             raise
-    return _find_or_push(client, bundle, source, files, writer, attempts - 1)
+    return _find_or_push(client, bundle, source, files, writer, experiments, attempts - 1)
 
 
 def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
@@ -114,20 +124,21 @@ def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
     client.set_model_version_tag(receipt.name, receipt.version, KEY_TAG, DAMAGED + key)
 
 
-def _push(client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], writer: str) -> Receipt:
-    runs = _runs(client, bundle, source, writer)
-    try:
-        end_killed(client, runs, writer)
-        _describe(client, runs, bundle, source, files)
-        model = _logged_model(client, bundle, source, runs, writer)
-        _lineage(client, runs, model, source)
-        _measurements(client, runs, model, bundle, source)
-        return _version(client, bundle, source, runs, model, writer)
-    except (Exception, KeyboardInterrupt) as error:
-        # A server that failed would not take it either, and the push is made again.
-        if isinstance(error, KeyboardInterrupt) or not failed_on_the_way(error):
-            end_given_up(client, runs, writer)
-        raise
+def _push(
+    client: Any,
+    bundle: Bundle,
+    source: SourceModel,
+    files: Mapping[str, Path],
+    writer: str,
+    experiments: list[str],
+) -> Receipt:
+    runs = _runs(client, bundle, source, writer, experiments)
+    end_killed(client, runs.experiment_id, writer, but=(runs.parent, runs.child))
+    _describe(client, runs, bundle, source, files)
+    model = _logged_model(client, bundle, source, runs, writer)
+    _lineage(client, runs, model, source)
+    _measurements(client, runs, model, bundle, source)
+    return _version(client, bundle, source, runs, model, writer)
 
 
 def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model: Any, writer: str) -> Receipt:
@@ -310,22 +321,25 @@ def _staged(bundle: Bundle, model: Any, runs: Runs, into: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------- runs and lineage
 
 
-def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str) -> Runs:
+def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str, experiments: list[str]) -> Runs:
     """Parent and child run, in the source's own experiment where that is allowed: only there MLflow's page shows the
     lineage."""
     from mlflow.exceptions import MlflowException
 
     if os.environ.get("MLFLOW_EXPERIMENT_ID") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or not source.experiment_id:
-        return _runs_in(client, _experiment(client), bundle, source, writer)
+        return _runs_in(client, _experiment(client), bundle, source, writer, experiments)
     try:
-        return _runs_in(client, source.experiment_id, bundle, source, writer)
+        return _runs_in(client, source.experiment_id, bundle, source, writer, experiments)
     except MlflowException as error:
         if not is_code(error, *REFUSED):
             raise
-    return _runs_in(client, _experiment(client), bundle, source, writer)
+    return _runs_in(client, _experiment(client), bundle, source, writer, experiments)
 
 
-def _runs_in(client: Any, experiment: str, bundle: Bundle, source: SourceModel, writer: str) -> Runs:
+def _runs_in(
+    client: Any, experiment: str, bundle: Bundle, source: SourceModel, writer: str, experiments: list[str]
+) -> Runs:
+    experiments.append(experiment)
     policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
     parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
     common = {**prefixed({"source": source.uri, "source_digest": source.digest}), WRITER_TAG: writer}
@@ -343,6 +357,8 @@ def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, s
     from mlflow.exceptions import MlflowException
 
     runs = _runs_with(client, experiment, key)
+    if runs and runs[0].data.tags.get(WRITER_TAG) != tags[WRITER_TAG]:  # who goes on with it ends it, also if it fails
+        client.set_tag(runs[0].info.run_id, WRITER_TAG, tags[WRITER_TAG])
     if not runs:
         created = client.create_run(experiment, run_name=name, tags={**tags, _RUN_TAG: key})
         runs = _runs_with(client, experiment, key) or [created]

@@ -121,3 +121,41 @@ def test_a_version_whose_runs_are_deleted_for_good_is_still_found_published(
     assert (again.version, again.created) == (receipt.version, False)
     registry.attach(again, {"result.json": report})
     assert client.get_model_version(receipt.name, receipt.version).tags["compile_stage.report"] == "final"
+
+
+@pytest.mark.parametrize("made_by", ["this machine", "another machine"])
+def test_a_push_whose_files_do_not_arrive_leaves_nothing_under_way(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    made_by: str,
+) -> None:
+    """Broken: where the store of artifacts is down and the tracking server is not, MLflow's page shows the runs of a
+    publication that failed as RUNNING, for ever where nobody publishes again."""
+    client = MlflowClient()
+    bundle, place = make_bundle("net-compiled"), [source.experiment_id]
+    ours = f"tags.`compile_stage.source` = '{source.uri}'"
+
+    def is_down(*_: Any, **__: Any) -> None:
+        raise requests.HTTPError("too many 503 error responses")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("compile_stage.registry.mlflow_retries._PATIENCE_S", 0.1)
+        patched.setattr("compile_stage.registry.mlflow_retries._PAUSES_S", (0.01, 0.01, 0.01))
+        patched.setattr(LocalArtifactRepository, "log_artifact", is_down)
+        patched.setattr(LocalArtifactRepository, "log_artifacts", is_down)
+        with pytest.raises(RegistryError):
+            registry.push(bundle, source, {})
+        left = client.search_runs(place, ours)
+        assert [run.info.status for run in left] == ["KILLED", "KILLED"]
+        if made_by == "another machine":
+            for run in left:
+                client.set_tag(run.info.run_id, "compile_stage.writer", "another")
+                client.update_run(run.info.run_id, "RUNNING")
+            with pytest.raises(RegistryError):
+                registry.push(bundle, source, {})
+            assert [run.info.status for run in client.search_runs(place, ours)] == ["KILLED", "KILLED"]
+    assert "PENDING" not in {str(model.status) for model in client.search_logged_models(place)}
+    assert registry.push(bundle, source, {}).created
+    assert [run.info.status for run in client.search_runs(place, ours)] == ["FINISHED", "FINISHED"]

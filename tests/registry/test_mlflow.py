@@ -800,6 +800,16 @@ def test_a_file_that_does_not_arrive_is_named_with_the_cause() -> None:
     assert "the same file fails each time" in caught.value.fix
 
 
+def test_a_download_that_is_cut_off_blames_what_is_in_front_of_the_server() -> None:
+    """Broken: where a proxy cuts a large file off each time, the advice is to check MLFLOW_TRACKING_URI and that the
+    server runs, which both are right."""
+    cut = requests.exceptions.ChunkedEncodingError("('Connection broken: IncompleteRead(5 bytes read, 5 more)')")
+    with pytest.raises(RegistryError, match="connection broken") as caught, trouble("models:/net/1"):
+        raise cut
+    assert "a proxy, a gateway" in caught.value.fix
+    assert "MLFLOW_TRACKING_URI" not in caught.value.fix
+
+
 def test_an_upload_that_was_begun_twice_leaves_one_model(
     embedded: str, unique: str, log_model: Any, make_bundle: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
