@@ -55,3 +55,8 @@ class Code(StrEnum):
     WORKER = "CS0800"
 
     INTERNAL = "CS0900"
+
+
+PASSING = frozenset({Code.STORAGE, Code.FILES_REMOVED, Code.KILLED})
+"""Trouble of the machine that may be over when the same command runs again, of those with the exit code of wrong
+usage."""

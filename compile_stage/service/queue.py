@@ -246,17 +246,20 @@ class Queue:
         mine = (jobs.c.id == job.id) & (jobs.c.owner == self._owner) & (jobs.c.attempt == job.attempt)
         return mine & (jobs.c.state == _RUNNING)
 
-    def ended(self, job: Job, exit_code: int | None, seconds: float, problem: str) -> None:
-        """Record how an attempt ended. Registry trouble is tried again after a pause, and what was interrupted at once.
-        Of a job that another has begun again meanwhile, only the attempt is recorded: the job is the other's.
+    def ended(self, job: Job, exit_code: int | None, seconds: float, problem: str, *, may_pass: bool = False) -> None:
+        """Record how an attempt ended. Registry trouble, and other trouble that may pass, is tried again after a pause,
+        and what was interrupted at once. Of a job that another has begun again meanwhile, only the attempt is recorded:
+        the job is the other's.
 
         Args:
             exit_code: The stage's; None when the process was killed before it could say.
+            may_pass: The trouble is none of the model or the policy: a full disk, say.
         """
         jobs, now = table("jobs"), time.time()
         fate = {"state": _DONE if exit_code == EXIT_OK else _FAILED, "ended_at": now}
-        if exit_code in (EXIT_REGISTRY, EXIT_INTERRUPTED, None) and job.tries + 1 < _ATTEMPTS:
-            pause_s = self._retry_s * 4**job.tries if exit_code == EXIT_REGISTRY else 0.0
+        may_pass = may_pass or exit_code == EXIT_REGISTRY
+        if (may_pass or exit_code in (EXIT_INTERRUPTED, None)) and job.tries + 1 < _ATTEMPTS:
+            pause_s = self._retry_s * 4**job.tries if may_pass else 0.0
             fate = {"state": _QUEUED, "not_before": now + min(pause_s, _LONGEST_RETRY_S)}
         values = {**fate, "tries": job.tries + 1, "exit_code": exit_code, "problem": problem[:2000]}
         attempt = {"job": job.id, "attempt": job.attempt, "kind": job.kind, "exit_code": exit_code, "seconds": seconds}

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from compile_stage.core.attempt import EXIT_FILE, LOG_FILE
-from compile_stage.core.errors import EXIT_INTERRUPTED, EXIT_OK
+from compile_stage.core.error_codes import PASSING
+from compile_stage.core.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from compile_stage.core.redaction import redacted
 from compile_stage.policy.folder import PolicyFolder
 from compile_stage.service.deciding import is_needed
@@ -72,7 +73,8 @@ class Worker:
         try:
             command = command_of(job, self._settings, self._policies)
         except LookupError as error:
-            self._queue.ended(job, 2, 0.0, str(error))
+            # It may be there in a moment: its file is being written, or fetched anew.
+            self._queue.ended(job, EXIT_USAGE, 0.0, str(error), may_pass=True)
             return
         if job.kind == "promote" and not is_needed(job, self._settings, self._policies):
             _log.info("job %d: the promotion is not asked for any more", job.id)
@@ -132,7 +134,7 @@ class Worker:
             self._queue.release(job)
             return
         problem = remarks_of(folder.parent / "result") if code == 0 else problem_of(folder, code)
-        self._queue.ended(job, code, seconds, problem)
+        self._queue.ended(job, code, seconds, problem, may_pass=may_pass(problem))
         _log.info("job %d ended with %s after %.0f s", job.id, "no exit code" if code is None else code, seconds)
         try:
             self._after(job, folder.parent / "result", ended_at)
@@ -160,6 +162,11 @@ def remarks_of(result: Path) -> str:
         return "; ".join(target["receipt"]["note"] for target in targets if (target.get("receipt") or {}).get("note"))
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+
+
+def may_pass(problem: str) -> bool:
+    """True for an error that ends with the code of trouble that may be over later."""
+    return any(f"[{code}]" in problem for code in PASSING)
 
 
 def problem_of(folder: Path, code: int | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import POLICY_TEXT
@@ -276,6 +277,31 @@ def test_a_run_whose_job_another_service_has_begun_is_interrupted(
     assert list(signs) == []
     (attempt,) = (tmp_path / "state" / "runs").glob("*/1/exit.json")
     assert json.loads(attempt.read_text())["exit_code"] == -signal.SIGINT
+
+
+@pytest.mark.parametrize("trouble", ["a folder that can't be written", "a policy that is broken for a moment"])
+def test_trouble_of_the_machine_does_not_end_a_job_for_good(
+    policies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: str, trouble: str
+) -> None:
+    """Broken: what is promoted while the disk is full, or a policy is being written, is never compiled."""
+    cache = "/proc/no-cache" if trouble.startswith("a folder") else str(tmp_path / "cache")
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", cache)
+    settings = Settings(policies, tmp_path / "state", command=(sys.executable, "-m", "compile_stage"))
+    queue = Queue(Store(f"sqlite:///{tmp_path}/jobs.db"), "test")
+    queue.add("run", "m", "1", "cpu-server")
+    if trouble.startswith("a policy"):
+        (policies / "cpu.yaml").write_text("name: [")
+    stop, real = threading.Event(), queue.ended
+
+    def ended(*given: Any, **named: Any) -> None:
+        real(*given, **named)
+        stop.set()
+
+    monkeypatch.setattr(queue, "ended", ended)
+    runs.Worker(settings, queue, PolicyFolder(policies), ("run",)).work(stop)
+    (job,) = queue.rows("jobs", 9)
+    assert (job["exit_code"], job["state"]) == (2, "queued"), job["problem"]
+    assert job["not_before"] > time.time()
 
 
 def test_a_search_finds_what_was_not_delivered_and_leaves_alone_what_was_there(
