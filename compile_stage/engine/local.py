@@ -332,7 +332,11 @@ class LocalWorker:
                     f"this machine starts no further process: {error.strerror}",
                     fix="allow more (ulimit -n: open files, ulimit -u: processes), or end other programs",
                 ) from error
-            raise WorkerError("crash", f"{around.interpreter} can't be run: {error.strerror}") from error
+            raise UsageError(
+                f"{around.interpreter}, the Python interpreter of a worker, can't be run: {error.strerror}",
+                fix="give this user the rights to read and run it, and the folders above it; a toolchain is made anew "
+                "by compile-stage toolchain remove NAME, and then install NAME",
+            ) from error
 
     def _await(self, what: str, number: int, timeout_s: float) -> dict[str, Any]:
         """The answer to a request, with an eye on the clock and on the worker's memory."""

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import factories
 import psutil
 import pytest
 
@@ -30,6 +31,7 @@ from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Gate
 from compile_stage.engine import handover, local, watch
 from compile_stage.engine.local import LocalEngine
+from compile_stage.pipeline.inputs import source_errors
 
 LIMITS = WorkerLimits(timeout_s=60.0)
 
@@ -435,12 +437,22 @@ def test_neighbours_are_unharmed(engine: LocalEngine) -> None:
 # ------------------------------------------------------------------------------------------------------ start and close
 
 
-def test_no_such_interpreter(engine: LocalEngine) -> None:
+@pytest.mark.parametrize("wrong", ["missing", "not executable"])
+def test_an_interpreter_that_can_not_be_run_is_no_fault_of_the_model(
+    engine: LocalEngine, tmp_path: Path, wrong: str
+) -> None:
+    """Broken: where a toolchain belongs to another user, the original is refused with "load and run it in its own
+    framework first"."""
+    python = tmp_path / "python"
+    if wrong == "not executable":
+        python.write_text("#!/bin/sh\n")
     with (
-        pytest.raises(WorkerError, match="/no/python can't be run"),
-        engine.worker("test", WorkerLimits(interpreter="/no/python")),
+        pytest.raises(UsageError, match=f"{python}.* can't be run: ") as caught,
+        source_errors(factories.source()),
+        engine.worker("test", WorkerLimits(interpreter=str(python))),
     ):
         pass
+    assert "toolchain remove" in caught.value.fix
 
 
 def test_no_further_process_is_the_machines_limit(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
