@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import RegistryError
+from compile_stage.core.errors import RegistryError, UnreachableError
 from compile_stage.core.records import record
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.registry.mlflow_connection import is_code, trouble
@@ -254,5 +254,7 @@ def _experiment_of(client: Any, run_id: str | None) -> str:
     try:
         with trouble(f"runs:/{run_id}"):
             return str(client.get_run(run_id).info.experiment_id)
+    except UnreachableError:  # what is published would stand in another experiment for good
+        raise
     except RegistryError:
         return ""  # lineage goes to tags then; the model itself can still be read

@@ -28,6 +28,8 @@ from compile_stage.registry.mlflow import MLflowRegistry
 from compile_stage.registry.mlflow_connection import single_writer, trouble
 from compile_stage.registry.model_files import pick_flavor, read_model
 
+from .conftest import write_model
+
 LogModel = Callable[..., str]
 MakeBundle = Callable[..., Any]
 
@@ -786,6 +788,30 @@ def test_an_upload_has_time_for_each_file_and_names_the_one_that_fails(
     registry.push(bundle, source, {})
     # MLflow asks for the root's twice. All sizes are known here, so nothing has to be asked for to compare them.
     assert sorted(lists) == ["", "", "code", "data", "data/artifact"]
+
+
+def test_an_experiment_that_can_not_be_asked_for_is_not_taken_for_none(
+    embedded: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: while the server drops requests, what is compiled of a version without a logged model is published in the
+    experiment compile-stage, and MLflow's page of the source's experiment never shows its lineage."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    run = client.create_run("0").info.run_id
+    write_model(tmp_path / "model")
+    client.log_artifacts(run, str(tmp_path / "model"), "model")
+    client.create_registered_model(unique)
+    client.create_model_version(unique, f"{client.get_run(run).info.artifact_uri}/model", run_id=run)
+    assert MLflowRegistry().resolve(f"models:/{unique}/1", tmp_path / "sources").experiment_id == "0"
+
+    def is_dropped(*_: Any, **__: Any) -> None:
+        raise MlflowException("Max retries exceeded: Connection refused")
+
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(MlflowClient, "get_run", is_dropped)
+    with pytest.raises(RegistryError, match="connection refused"):
+        MLflowRegistry().resolve(f"models:/{unique}/1", tmp_path / "again")
 
 
 def test_a_file_that_does_not_arrive_is_named_with_the_cause() -> None:
