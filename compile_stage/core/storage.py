@@ -22,6 +22,11 @@ _FIX = (
     "results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
 )
 
+_FIX_OF_ANOTHERS_CACHE = (
+    "name a cache folder of your own in COMPILE_STAGE_CACHE; what several users share goes behind it, with "
+    "--shared-cache file:///FOLDER (docs/shared-cache.md)"
+)
+
 
 @contextmanager
 def storage_trouble() -> Iterator[None]:
@@ -45,7 +50,7 @@ def storage_error(
             return removed(gone)
         code, place = _code_and_place(caught)
         if code in codes and code is not None:
-            return StorageError(_said(code), fix=_FIX, where=place)
+            return StorageError(_said(code), fix=_fix(code, place), where=place)
     return None
 
 
@@ -172,6 +177,19 @@ def _said(code: int | None) -> str:
     return "the disk is full" if code in _FULL else f"it can't be written: {os.strerror(code or errno.EIO)}"
 
 
+def _fix(code: int | None, place: str) -> str:
+    """What to do about a folder or file that can't be written; of one in another user's cache, that users share what is
+    behind their caches."""
+    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
+
+    root = cache_root()
+    if code not in (errno.EACCES, errno.EPERM) or not Path(place).is_relative_to(root):
+        return _FIX
+    there = next((path for path in (Path(place), *Path(place).parents) if os.path.lexists(path)), root)
+    is_anothers = there.is_relative_to(root) and hasattr(os, "geteuid") and there.lstat().st_uid != os.geteuid()
+    return _FIX_OF_ANOTHERS_CACHE if is_anothers else _FIX
+
+
 def _code_and_place(error: BaseException) -> tuple[int | None, str]:
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         for _, target, reason in error.args[0]:  # of `copytree`, which keeps of each failure only the text
@@ -196,4 +214,5 @@ def demand_writable(folder: str | os.PathLike[str]) -> None:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"?")
     except OSError as error:
-        raise StorageError(_said(error.errno), fix=_FIX, where=os.fspath(folder)) from error
+        place = os.fspath(folder)
+        raise StorageError(_said(error.errno), fix=_fix(error.errno, place), where=place) from error

@@ -165,3 +165,25 @@ def test_memory_that_runs_out_in_the_stage_itself_is_no_bug(error: Exception, mo
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert explained(error).fix == "free memory, or take a larger machine"
     assert not isinstance(explained(ImportError("No module named 'x'")), UsageError)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="file systems with owners")
+def test_a_cache_of_another_user_says_how_users_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: who is pointed to a colleague's cache is told to free space, and gives everybody the rights to write into
+    it, which makes each other's entries unreadable."""
+    cache, out, mine = tmp_path / "cache", tmp_path / "out", os.geteuid()
+    cache.mkdir()
+    out.mkdir()
+    monkeypatch.setenv("COMPILE_STAGE_CACHE", str(cache))
+
+    def fix(place: Path, code: int = errno.EACCES) -> str:
+        found = storage_error(OSError(code, os.strerror(code), str(place)))
+        assert found is not None
+        return found.fix
+
+    assert "--shared-cache" not in fix(cache / "compile" / "ab")  # our own
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    assert "--shared-cache" in fix(cache / "compile" / "ab")
+    assert "--shared-cache" in fix(cache)
+    assert "--shared-cache" not in fix(out / "report.html")
+    assert "free space" in fix(cache, errno.ENOSPC)
