@@ -54,6 +54,7 @@ class EvaluationOptions:
         time_quickly: Take its quick latency too, in the worker that has it open.
         beside_others: Other jobs run at the same time.
         workers: That it may use after others; None for workers of its own.
+        after_a_kill: Somebody killed its worker before, and it is evaluated once more.
     """
 
     lower: Lower | None = None
@@ -62,6 +63,7 @@ class EvaluationOptions:
     time_quickly: bool = False
     beside_others: bool = False
     workers: Workers | None = None
+    after_a_kill: bool = False
 
 
 _TO_THE_END = EvaluationOptions()
@@ -140,6 +142,8 @@ def evaluate(target: TargetRun, job: Job, options: EvaluationOptions = _TO_THE_E
     except WorkerError as error:
         if steps.follows_another and error.kind in ("crash", "out_of_memory"):  # which may have left something behind
             return evaluate(target, job, replace(options, workers=None))
+        if error.killed and not options.after_a_kill:  # by somebody else: a slower one would win, and be promoted
+            return evaluate(target, job, replace(options, workers=None, after_a_kill=True))
         failure = Failure(kind=error.kind, step=steps.current, problem=error.problem, detail=error.detail)
         failure = target.time.cut(failure, bound_s, time.monotonic() - began)
     except StorageError:  # a full disk, or files that are gone: no candidate is to blame for the machine's trouble

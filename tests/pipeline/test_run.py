@@ -176,6 +176,37 @@ def test_a_crash_in_another_jobs_worker_is_no_candidates_fault(
     assert cpu.selection.states == ({INT8.id: "won", FP32.id: "lost"} if used else crashed)
 
 
+@pytest.mark.parametrize("function", ["compile_model", "predict"])
+def test_a_candidate_whose_worker_somebody_killed_is_evaluated_once_more(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Broken: after somebody's kill -9 the run passes without the fastest candidate, and promotes a slower one."""
+    killed = WorkerError("crash", f"'{function}' was killed by signal 9 (SIGKILL)", killed=True)
+    scenario = Scenario(latency_s=FAST_INT8, raises={(function, "int8"): killed})
+    real, evaluations = evaluate.evaluate, 0
+
+    def evaluated(target: Any, job: Any, options: Any) -> Any:
+        nonlocal evaluations
+        evaluations += job.id == INT8.id
+        if options.after_a_kill:
+            scenario.raises.clear()
+        return real(target, job, options)
+
+    monkeypatch.setattr(evaluate, "evaluate", evaluated)
+    (cpu,) = stage(scenario, policy(), INT8, FP32).targets
+    assert cpu.selection.states == {INT8.id: "won", FP32.id: "lost"}
+    assert evaluations == 2
+
+
+def test_a_candidate_whose_worker_is_killed_each_time_fails(stage: Stage) -> None:
+    """Broken: one that kills itself would be evaluated for ever."""
+    killed = WorkerError("crash", "'compile_model' was killed by signal 9 (SIGKILL)", killed=True)
+    scenario = Scenario(latency_s=FAST_INT8, raises={("compile_model", "int8"): killed})
+    (cpu,) = stage(scenario, policy(), INT8, FP32).targets
+    assert cpu.selection.states == {INT8.id: "failed", FP32.id: "won"}
+    assert scenario.calls["compile_model", "int8"] == 2
+
+
 @pytest.mark.parametrize("function", ["compile_model", "warm_up"])
 def test_a_full_disk_ends_the_run_and_is_no_candidates_fault(stage: Stage, function: str) -> None:
     """Broken: on a full disk another candidate than the fastest would win, and nobody would know why."""
