@@ -75,6 +75,7 @@ _NO_JSON_FIX = (
 )
 _ACCOUNT = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _LOGIN_FIX = f"set {_ACCOUNT}, of an account with the rights"
+_WRONG_LOGIN_FIX = f"check {_ACCOUNT}: the server does not take what is set there (a wrong password, an expired token)"
 _RIGHTS_FIX = (
     "have the account granted READ on the source's model and its experiment, and, to publish, EDIT on the compiled "
     "model and on the experiment of its runs (MLFLOW_EXPERIMENT_NAME, else compile-stage); or name another one: "
@@ -329,7 +330,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
         )
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
         known = code == "PERMISSION_DENIED" or status == 403  # who asks, and has not the right to
-        fix = _RIGHTS_FIX if known else _LOGIN_FIX
+        fix = _RIGHTS_FIX if known else _login_fix()
         return RegistryError(f"the registry refuses: {text}", fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
     if (refusals := _TOO_MANY.search(text)) is not None:
         number = refusals[1]
@@ -346,6 +347,11 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
     if code == "INVALID_PARAMETER_VALUE":
         return RegistryError(f"the registry refuses: {text}", where=place)
     return RegistryError(f"the registry fails: {text}", fix=_fix_for(text), where=place)
+
+
+def _login_fix() -> str:
+    is_set = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"))
+    return _WRONG_LOGIN_FIX if is_set else _LOGIN_FIX
 
 
 def _fix_for(problem: str) -> str:
@@ -368,7 +374,7 @@ def _refused(error: Exception, place: str) -> RegistryError | None:
         )
     if status is not None:
         problem = f"the registry refuses its files: {_sentence(error)}"
-        fix = _RIGHTS_FIX if status == 403 else _LOGIN_FIX
+        fix = _RIGHTS_FIX if status == 403 else _login_fix()
         return RegistryError(problem, fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
     return None
 

@@ -559,13 +559,21 @@ def test_a_refused_upload_is_not_taken_for_a_server_that_is_gone(status: int, na
 
 
 @pytest.mark.parametrize(
-    ("status", "fix"),
-    [(401, "^set MLFLOW_TRACKING_USERNAME"), (403, "READ on the source's model .* EDIT .* MLFLOW_TRACKING_TOKEN")],
+    ("status", "user", "fix"),
+    [
+        (401, "", "^set MLFLOW_TRACKING_USERNAME"),
+        (401, "ann", "^check MLFLOW_TRACKING_USERNAME .* wrong password"),
+        (403, "ann", "READ on the source's model .* EDIT .* MLFLOW_TRACKING_TOKEN"),
+    ],
 )
 def test_a_refused_account_is_told_what_it_needs(
-    status: int, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, user: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: of an account that the server knows, and that lacks a right, the error advises to set its name."""
+    """Broken: of an account that the server knows, and that lacks a right, or whose password is wrong, the error
+    advises to set its name."""
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "x" * len(user))
+    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN", raising=False)
 
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
