@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import RegistryError, UnreachableError
+from compile_stage.core.errors import RegistryError
 from compile_stage.core.records import record
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_retries import UnreachableError
 from compile_stage.registry.model_files import check_alias, check_name
 
 _FORMS = "write models:/NAME/VERSION, models:/NAME@ALIAS, models:/NAME/latest, models:/m-ID or runs:/RUN_ID/NAME"
