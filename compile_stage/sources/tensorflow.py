@@ -77,10 +77,7 @@ class TensorFlowSource(Exporter):
         if (reason := mlmodel.missing_file(payload.path, source)) is not None:
             return reason
         if payload.pickles and not compliance.allow_pickle:
-            return (
-                "it was logged with custom objects, which are a pickle and execute code when loaded: use layers of "
-                f"Keras in their place, or {_OPT_IN}"
-            )
+            return _refuse_pickles(payload)
         reason = _refuse_payload(payload, trusted=compliance.allow_pickle)
         return reason or _refuse_inputs(source, payload)
 
@@ -164,6 +161,19 @@ def _refuse_settings(settings: Mapping[str, Any]) -> str | None:
     if "signature_def_key" in settings:
         return "it is an estimator of TensorFlow 1: save it with TensorFlow 2 and log that"
     return None
+
+
+def _refuse_pickles(payload: _Payload) -> str:
+    """Why a model with pickled custom objects is refused. MLflow pickles what is registered in the process that logs,
+    whether the model uses it or not. One that uses none is refused too: an object may stand for one of Keras's own by
+    its name."""
+    pickled = "it was logged with custom objects, which are a pickle and execute code when loaded"
+    if payload.archive and keras_archive.refuse(payload.path) is None:
+        return (
+            f"{pickled}, and all of its layers are Keras's own: log it again after "
+            f"keras.saving.get_custom_objects().clear(), or {_OPT_IN}"
+        )
+    return f"{pickled}: use layers of Keras in their place, or {_OPT_IN}"
 
 
 def _refuse_payload(payload: _Payload, *, trusted: bool) -> str | None:
