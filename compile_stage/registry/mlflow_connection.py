@@ -41,9 +41,9 @@ _DEFAULTS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # standard output is ours: it may be JSON
 }
-_PROBE_S = 10  # a server that is alive answers /health at once, however busy its database is
+_PROBE_S = 19  # one that was put to sleep, or stands behind a slow gateway, takes 10 to 30 s for its first answer
 _PROBE_PATIENCE_S = 2.0
-_PROBE_LIMIT_S = 40.0  # three attempts and what lies between them
+_PROBE_LIMIT_S = 40.0  # two attempts and what lies between them
 _FIRST_PATIENCE_S = 5.0  # a wrong address stays wrong; a lost request gets five attempts
 _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
@@ -249,7 +249,7 @@ def _probe(uri: str) -> None:
     from mlflow.utils.rest_utils import http_request
 
     # Any answer will do, also one that is cut off: a proxy in front of the server may not let /health through.
-    probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=2)
+    probe = partial(http_request, get_default_host_creds(uri), "/health", "GET", timeout=_PROBE_S, max_retries=1)
     ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True, respect_retry_after_header=False)
     with repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S) as answer:
         _demand_no_redirect(uri, answer)
