@@ -182,14 +182,16 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
         return candidate
     if candidate is ranking.winner:
         return candidate.in_state("won", _why_won(candidate, ranking, policy))
+    under = _under_waivers(candidate)
     if candidate in ranking.tied:
+        behind = _why_behind(candidate, ranking)
         return candidate.in_state(
-            "lost", f"ties with the winner in {policy.prefer} within the noise, and {_why_behind(candidate, ranking)}"
+            "lost", f"ties with the winner in {policy.prefer} within the noise, and {behind}{under}"
         )
     ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
     whose = "the winner's" if ranking.leader is ranking.winner else f"that of {_named(ranking.leader)}"
     how = _compared(candidate, ranking.leader, policy, ratio)
-    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}")
+    return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}{under}")
 
 
 def _why_behind(candidate: Candidate, ranking: _Ranking) -> str:
@@ -232,9 +234,8 @@ def _worse(policy: TargetPolicy) -> str:
 
 def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> str:
     timing = stats.deciding_timing(candidate.measurement, policy)
-    waivers = candidate.verdict.waivers if candidate.verdict else ()
-    under = f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
-    passes = "passes every gate that is not waived" if waivers else "passes every gate"
+    under = _under_waivers(candidate)
+    passes = "passes every gate that is not waived" if under else "passes every gate"
     best = f"best {policy.prefer}"
     if candidate is not ranking.simplest:
         other = f"{_named(ranking.simplest)} within the noise, at {ranking.cpu_share:.0%} of its CPU time"
@@ -245,6 +246,12 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     if timing is None or timing.speedup is None:
         return f"{passes}, {best}{under}"
     return f"{passes}, {best}: {_how_fast(timing)}{_whole(candidate)}{under}"
+
+
+def _under_waivers(candidate: Candidate) -> str:
+    """The gates that it missed and that are waived."""
+    waivers = candidate.verdict.waivers if candidate.verdict else ()
+    return f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
 
 
 def _whole(candidate: Candidate) -> str:

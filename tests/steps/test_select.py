@@ -308,6 +308,16 @@ def test_a_waiver_lets_its_own_gate_through_and_is_named() -> None:
     assert select(judged(missed, waivers=(other,)), POLICY).winner is None
 
 
+@pytest.mark.parametrize("speedup", [4.0, 6.0], ids=["slower", "ties"])
+def test_who_lost_under_a_waiver_is_not_said_to_have_passed(speedup: float) -> None:
+    """Broken: a reader takes it for a candidate that held every gate, and names it as the next choice."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2026-12-31")
+    missed, best = candidate("int8", speedup, cosine=0.9), candidate("fp32", 6.0)
+    chosen = select(judged(missed, best, waivers=(waiver,)), POLICY)
+    assert chosen.winner == best.job.id
+    assert chosen.reasons[missed.job.id].endswith("; under 1 waiver(s): cosine")
+
+
 NO_GATES = replace(POLICY, performance=())
 
 
