@@ -4,7 +4,7 @@ given."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -623,6 +623,56 @@ def test_who_answered_otherwise_while_it_was_timed_fails_in_later_runs_too(
     refused[0] = ""
     assert problem(remeasure=True) == ""
     assert problem() == ""
+
+
+GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
+
+
+@pytest.mark.parametrize(
+    ("changed", "fails_again"),
+    [
+        ({}, True),
+        ({"seed": 1}, True),
+        ({"others_gates": (GATE,)}, True),
+        ({"gates": (GATE,)}, False),
+        ({"waived": ("fast",)}, False),
+        ({"reference": "of another original"}, False),
+        ({"samples": replace(SAMPLES, digest="others")}, False),
+        ({"target": replace(TARGET, threads=TARGET.threads + 1)}, False),
+        ({"target": replace(TARGET, batch_sizes=(*TARGET.batch_sizes, 64))}, False),
+        ({"options": {"threads": 1}}, False),
+    ],
+    ids=lambda changed: "-".join(changed) if isinstance(changed, dict) else "",
+)
+def test_a_wrong_answer_counts_for_what_gave_it_and_for_nothing_else(
+    changed: dict[str, Any], fails_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an artifact that is wrong now and then passes with another seed or beside another candidate; or one that
+    was compiled otherwise, or held to other limits, fails for what it never did."""
+    refused = ["answered differently while it was timed: zeros"]
+    monkeypatch.setattr(AnswerLog, "refuse", lambda *_: refused[0])
+    context = run_context(tmp_path, FakeEngine(0.001))
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "model.onnx").write_text("any")
+
+    def failures(
+        samples: Any = SAMPLES, target: Any = TARGET, seed: int = 0, options: Any = None, reference: str = "", **of: Any
+    ) -> Mapping[str, Any]:
+        proof = Proof(
+            gates={"fast": of.get("gates", ()), "other": of.get("others_gates", ())},
+            reference={},
+            digest=reference,
+            waived=of.get("waived", ()),
+        )
+        fast = replace(artifact(job_id="fast", path=str(tmp_path / "compiled")), options=options or {})
+        request = MeasurementRequest(
+            label="cpu", samples=samples, target=target, budget=Budget(measure_seconds=1), seed=seed, proof=proof
+        )
+        return benchmark(context, source(), {"fast": fast}, request).failures
+
+    assert failures()
+    refused[0] = ""
+    assert bool(failures(**changed)) is fails_again
 
 
 def test_who_failed_for_the_machines_sake_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
