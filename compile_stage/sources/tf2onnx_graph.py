@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import SourceError, first_line
@@ -42,7 +42,7 @@ def convert(function: Any, specs: Sequence[Any], signature: Signature, source: S
             f"tf2onnx can't convert it: {type(error).__name__}: {first_line(error)}", where=source.uri
         ) from error
     _hold_constants(model, function.get_concrete_function(*specs).graph)
-    _write_erfc(model.graph)
+    _write_composites(model.graph)
     _demand_known(model, source)
     _fix_reshapes(model)
     _order(model.graph)
@@ -88,26 +88,90 @@ def _demand_known(model: ModelProto, source: SourceModel) -> None:
         raise SourceError(f"tf2onnx has no ONNX for its operators {', '.join(strange)}", where=source.uri)
 
 
-def _write_erfc(inner: Any) -> None:
-    """1 - erf(x) in place of erfc(x), which ONNX lacks and Keras writes its exact GELU with."""
-    from onnx import helper
-
+def _write_composites(inner: Any) -> None:
+    """Operators that tf2onnx leaves as TensorFlow has them, since ONNX lacks them, by those that it has."""
     for index in reversed(range(len(inner.node))):
         node = inner.node[index]
         for nested in _bodies(node):
-            _write_erfc(nested)
-        if node.op_type != "Erfc" or node.domain:
+            _write_composites(nested)
+        if node.domain:
             continue
-        (x,), (y,) = node.input, node.output
+        if (steps := _COMPOSITES.get(node.op_type)) is not None:
+            parts = list(_parts(node, steps))
+        elif node.op_type == "Bucketize" and node.attribute:
+            parts = list(_buckets(node))
+        else:
+            continue
         del inner.node[index]
-        parts = [
-            helper.make_node("Erf", [x], [f"{y}/erf"], name=f"{node.name}/erf"),
-            helper.make_node("Constant", [], [f"{y}/one"], name=f"{node.name}/one", value_float=1.0),
-            helper.make_node("CastLike", [f"{y}/one", x], [f"{y}/one_like"], name=f"{node.name}/one_like"),
-            helper.make_node("Sub", [f"{y}/one_like", f"{y}/erf"], [y], name=node.name),
-        ]
         for offset, part in enumerate(parts):
             inner.node.insert(index + offset, part)
+
+
+_COMPOSITES: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    # 1 - erf(x), which Keras writes its exact GELU with.
+    "Erfc": (("erf", "Erf", "x"), ("", "Sub", "one erf")),
+    # Kahan's: what 1 + x loses of a small x, the quotient gives back; of an x that it loses whole, x is left.
+    "Log1p": (
+        ("sum", "Add", "x one"),
+        ("lost", "Equal", "sum one"),
+        ("log", "Log", "sum"),
+        ("kept", "Sub", "sum one"),
+        ("kept_or_one", "Where", "lost one kept"),
+        ("share", "Div", "x kept_or_one"),
+        ("infinite", "IsInf", "x"),
+        ("share_or_one", "Where", "infinite one share"),
+        ("near", "Mul", "log share_or_one"),
+        ("", "Where", "lost x near"),
+    ),
+    # tanh(x / 2) loses nothing of a small x: exp(x) - 1 = tanh(x / 2) * (exp(x) + 1). Beyond 1 nothing is lost anyway.
+    "Expm1": (
+        ("two", "Add", "one one"),
+        ("half", "Div", "x two"),
+        ("tanh", "Tanh", "half"),
+        ("exp", "Exp", "x"),
+        ("sum", "Add", "exp one"),
+        ("near", "Mul", "tanh sum"),
+        ("far", "Sub", "exp one"),
+        ("size", "Abs", "x"),
+        ("is_near", "Less", "size one"),
+        ("", "Where", "is_near near far"),
+    ),
+}
+"""Operator → its steps: a name, or none for the last, an operator of ONNX and what it takes: `x`, `one` or steps."""
+
+
+def _parts(node: Any, steps: Sequence[tuple[str, str, str]]) -> Iterator[Any]:
+    from onnx import helper
+
+    (x,), (y,) = node.input, node.output
+    yield helper.make_node("Constant", [], [f"{y}/float_one"], name=f"{node.name}/float_one", value_float=1.0)
+    yield helper.make_node("CastLike", [f"{y}/float_one", x], [f"{y}/one"], name=f"{node.name}/one")
+    for name, operator, taken in steps:
+        inputs = [x if word == "x" else f"{y}/{word}" for word in taken.split()]
+        yield helper.make_node(operator, inputs, [f"{y}/{name}" if name else y], name=f"{node.name}/{name or 'last'}")
+
+
+def _buckets(node: Any) -> Iterator[Any]:
+    """For each number, how many of the boundaries it is not below, as Keras's Discretization asks; all of them for what
+    is no number. In float64, which holds what TensorFlow compares there."""
+    from onnx import TensorProto, helper
+
+    (x,), (y,) = node.input, node.output
+    (boundaries,) = (list(one.floats) for one in node.attribute if one.name == "boundaries")
+    limits = helper.make_tensor(f"{y}/limits", TensorProto.DOUBLE, [len(boundaries)], boundaries)
+    last = helper.make_tensor(f"{y}/last", TensorProto.INT64, [1], [-1])
+    steps: Sequence[tuple[str, str, list[str], dict[str, Any]]] = (
+        ("limits", "Constant", [], {"value": limits}),
+        ("last", "Constant", [], {"value": last}),
+        ("wide", "Cast", [x], {"to": TensorProto.DOUBLE}),
+        ("each", "Unsqueeze", [f"{y}/wide", f"{y}/last"], {}),
+        ("below", "Less", [f"{y}/each", f"{y}/limits"], {}),
+        ("reached", "Not", [f"{y}/below"], {}),
+        ("one", "Cast", [f"{y}/reached"], {"to": TensorProto.INT32}),
+    )
+    for name, operator, taken, options in steps:
+        yield helper.make_node(operator, taken, [f"{y}/{name}"], name=f"{node.name}/{name}", **options)
+    yield helper.make_node("ReduceSum", [f"{y}/one", f"{y}/last"], [y], name=f"{node.name}/sum", keepdims=0)
 
 
 def _fix_reshapes(model: ModelProto) -> None:
