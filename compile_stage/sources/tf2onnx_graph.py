@@ -110,7 +110,7 @@ def _write_composites(inner: Any) -> None:
 _COMPOSITES: Mapping[str, Sequence[tuple[str, str, str]]] = {
     # 1 - erf(x), which Keras writes its exact GELU with.
     "Erfc": (("erf", "Erf", "x"), ("", "Sub", "one erf")),
-    # Kahan's: what 1 + x loses of a small x, the quotient gives back; of an x that it loses whole, x is left.
+    # Kahan's: what 1 + x loses of a small x, the quotient restores; where 1 + x is 1, the answer is x.
     "Log1p": (
         ("sum", "Add", "x one"),
         ("lost", "Equal", "sum one"),
