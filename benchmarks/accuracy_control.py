@@ -34,6 +34,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 import int8 as nets  # noqa: E402
 import openvino  # noqa: E402
 import results  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 from compile_stage import api  # noqa: E402
 
@@ -191,7 +192,7 @@ def compare(name: str, gate: str, seconds: float, minutes: float, folder: Path) 
     runs = {"FP32": fp32, "stage": nets.on_openvino(mine, example, hint=hint)}
     if peer is not None:
         runs["NNCF"] = nets.on_openvino(peer, example)
-    times = nets.in_turns(runs, example, seconds)
+    times = in_turns(runs, example, seconds)
     asked = f"at most {gate} of accuracy lost" if task.labelled else f"at least {gate} dB"
     print(
         f"\n| {name}, {asked} | evaluations | s to the proof | reached | latency over FP32's |\n|---|---|---|---|---|"

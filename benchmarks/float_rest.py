@@ -23,6 +23,7 @@ import int8  # noqa: E402
 import networks  # noqa: E402
 import openvino  # noqa: E402
 import results  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
 from compile_stage.core.environment import hardware  # noqa: E402
@@ -64,7 +65,7 @@ def measure(name: str, seconds: float, folder: Path) -> list[dict]:
             graphs[scheme.name] = Path(lowered.path)
     runs = {(graph, hint): opened(path, example, hint) for graph, path in graphs.items() for hint in hints()}
     quality = {key: int8.snr_db(expected, run, held_out) for key, run in runs.items()}
-    times = int8.in_turns({" ".join(key): run for key, run in runs.items()}, example, seconds)
+    times = in_turns({" ".join(key): run for key, run in runs.items()}, example, seconds)
     print(f"\n| {name} | rest in | SNR dB | p50 ms | over its own f32 |\n|---|---|---|---|---|")
     rows = []
     for graph, hint in runs:

@@ -30,6 +30,7 @@ import networks  # noqa: E402
 import numpy as np  # noqa: E402
 import results  # noqa: E402
 import torch  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 from compile_stage.backends.inductor import Inductor  # noqa: E402
 from compile_stage.core.digest import digest_tree  # noqa: E402
@@ -105,19 +106,6 @@ def ours(name: str, batch: int, folder: Path, stack: ExitStack) -> Iterator[tupl
             session = stack.enter_context(backend.open(artifact, 1))
             called = f"inductor {precision}" + (" max_autotune" if tuned else "")
             yield called, lambda example, it=session: list(it.run(example).values()), took
-
-
-def in_turns(runs: Mapping[str, Run], example: Mapping[str, np.ndarray], seconds: float) -> dict[str, list[float]]:
-    """The seconds of each one's calls, in a new order each round, after a call that is not counted."""
-    times: dict[str, list[float]] = {called: [] for called in runs}
-    random, end = np.random.default_rng(0), time.monotonic() + seconds
-    while time.monotonic() < end:
-        for called in map(str, random.permutation(list(runs))):
-            runs[called](example)
-            began = time.perf_counter()
-            runs[called](example)
-            times[called].append(time.perf_counter() - began)
-    return times
 
 
 def measure(name: str, batch: int, seconds: float, folder: Path) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ import float_rest  # noqa: E402
 import int8  # noqa: E402
 import networks  # noqa: E402
 import results  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
 from compile_stage.core.records import PortableModel, SampleSet  # noqa: E402
@@ -52,7 +53,7 @@ def measure(name: str, seconds: float, folder: Path) -> list[dict[str, Any]]:
     before = runs_of(model, calibration, example, folder)
     after = runs_of(rewritten, calibration, example, folder / "of-rewritten")
     both = {f"exported {key}": run for key, run in before.items()} | {f"rewritten {k}": run for k, run in after.items()}
-    times, rows = int8.in_turns(both, example, seconds), []
+    times, rows = in_turns(both, example, seconds), []
     for key in before:
         own, plain = times[f"rewritten {key}"], times[f"exported {key}"]
         ratio = stats.ratio_interval([(t,) for t in plain], [(t,) for t in own], seed=0)

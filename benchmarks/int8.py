@@ -47,6 +47,7 @@ import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import openvino  # noqa: E402
 import results  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 from compile_stage.backends.onnxruntime import OnnxRuntime  # noqa: E402
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
@@ -175,18 +176,6 @@ def snr_db(expected: list[np.ndarray], run: Run, batch: dict) -> float:
         output = run(one(batch, index)).astype(np.float64)
         signal, noise = signal + np.sum(right.astype(np.float64) ** 2), noise + np.sum((output - right) ** 2)
     return float(10 * np.log10(signal / noise))
-
-
-def in_turns(runs: dict[str, Run], example: dict, seconds: float) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    random, end = np.random.default_rng(0), time.monotonic() + seconds
-    while time.monotonic() < end or min(map(len, times.values())) < 5:
-        for name in random.permutation(list(runs)):
-            runs[name](example)  # a warm cache, like that of a model served alone
-            began = time.perf_counter()
-            runs[name](example)
-            times[name].append(time.perf_counter() - began)
-    return times
 
 
 def measure(name: str, seconds: float, full: bool, olive: str | None, alone: bool, folder: Path) -> list[dict]:

@@ -22,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 import int8 as nets  # noqa: E402
 import results  # noqa: E402
+from turns import in_turns  # noqa: E402
 
 SIZES = ((64, 32, 6), (128, 32, 12), (128, 64, 6), (145, 64, 3), (256, 64, 12), (512, 64, 12), (1024, 64, 8))
 """Length of the sequence, width of a head, heads."""
@@ -87,7 +88,7 @@ def measure(seconds: float) -> list[dict[str, object]]:
                 path = Path(folder) / f"{kind}.onnx"
                 attention(length, width, heads, path, quantised=kind == "int8")
                 runs[kind] = nets.on_openvino(path, example)
-            times = nets.in_turns(runs, example, seconds)
+            times = in_turns(runs, example, seconds)
         ratio = statistics.median(mine / other for mine, other in zip(times["int8"], times["float32"], strict=True))
         print(
             f"| {length}, {width}, {heads} | {statistics.median(times['float32']) * 1e3:.2f} | {ratio:.2f} |",

@@ -145,7 +145,8 @@ class Inductor(Backend):
     def open(self, artifact: Artifact, threads: int) -> AbstractContextManager[Session]:
         path = Path(artifact.path) / artifact.entry
         if artifact.options.get("device") == CUDA:
-            return inductor_cuda.opened(_loaded(path, for_recording=True), artifact.signature, artifact.options)
+            package = _loaded(path, for_recording=True)
+            return inductor_cuda.opened(package, artifact.signature, threads, artifact.options)
         return opened(_InductorSession(_loaded(path), artifact.signature, threads))
 
 

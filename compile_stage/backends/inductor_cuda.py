@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core.errors import NothingCompiledError
+from compile_stage.core.ports import Session
 from compile_stage.core.tensors import Signature
+from compile_stage.plugin_support import torch_programs
 from compile_stage.plugin_support.known_sizes import KNOWN_SIZES, shapes_of
 from compile_stage.plugin_support.recorded_calls import OPTION, RecordedCalls
-from compile_stage.plugin_support.sessions import demand_call, in_place_or_copied
+from compile_stage.plugin_support.sessions import in_place_or_copied
 from compile_stage.plugin_support.torch_cuda import CUDA, exact_fp32, why_not
+from compile_stage.plugin_support.torch_programs import TorchSession
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Array
 
 
 class PackageOnCuda(RecordedCalls):
@@ -73,35 +76,26 @@ class _Call:
         return [self._outputs[name].numpy(force=True) for name in names]
 
 
-class _CudaSession:
-    """An open artifact."""
+class _CudaSession(TorchSession):
+    """An open artifact, whose program is a `PackageOnCuda`."""
 
-    def __init__(self, calls: PackageOnCuda, signature: Signature) -> None:
-        self.signature = signature
-        self._calls: PackageOnCuda | None = calls
-        self._names = [spec.name for spec in signature.outputs]
-
-    def run(self, batch: Batch) -> Batch:
+    def _answers(self, arrays: Sequence[Array]) -> Iterator[Array]:
         import torch
 
-        demand_call(self.signature, batch, closed=self._calls is None)
-        assert self._calls is not None
+        feeds = dict(zip((spec.name for spec in self.signature.inputs), arrays, strict=True))
         with torch.no_grad():
-            return dict(zip(self._names, self._calls.run(self._names, batch), strict=True))
-
-    def close(self) -> None:
-        self._calls = None
+            answers = self._program.run([spec.name for spec in self.signature.outputs], feeds)
+        yield from answers
 
 
 @contextmanager
-def opened(package: Any, signature: Signature, options: Mapping[str, Any]) -> Iterator[_CudaSession]:
+def opened(package: Any, signature: Signature, threads: int, options: Mapping[str, Any]) -> Iterator[Session]:
     """A session of a package, for `Backend.open`; with FP32 that is exact as long as it is open."""
-    with opened_calls(package, signature, options) as calls:
-        session = _CudaSession(calls, signature)
-        try:
-            yield session
-        finally:
-            session.close()
+    with (
+        opened_calls(package, signature, options) as calls,
+        torch_programs.opened(_CudaSession(calls, signature, threads)) as session,
+    ):
+        yield session
 
 
 @contextmanager

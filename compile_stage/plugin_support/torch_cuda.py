@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from compile_stage.plugin_support.torch_programs import nodes_of
+
 CUDA = "cuda"
 
 
@@ -48,8 +50,9 @@ def moved(program: Any, device: str) -> Any:
     from torch.export.passes import move_to_device_pass
 
     for module in program.graph_module.modules():
-        for node in getattr(getattr(module, "graph", None), "nodes", ()):
-            if node.target is torch.ops.aten.view.default:
-                node.target = torch.ops.aten.reshape.default
-    program.graph_module.recompile()
+        views = [node for node in nodes_of(module) if node.target is torch.ops.aten.view.default]
+        for node in views:
+            node.target = torch.ops.aten.reshape.default
+        if views:
+            module.recompile()
     return move_to_device_pass(program, device)

@@ -120,7 +120,7 @@ def changed_tensors(program: Any) -> tuple[str, ...]:
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    if not any(_writes(node) for module in program.graph_module.modules() for node in _nodes(module)):
+    if not any(_writes(node) for module in program.graph_module.modules() for node in nodes_of(module)):
         return ()
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     values = [node.meta.get("val") for node in placeholders]
@@ -198,7 +198,8 @@ def read_for(nodes: Iterable[Any], *, sizes: bool = True) -> set[str]:
     return read
 
 
-def _nodes(module: Any) -> Any:
+def nodes_of(module: Any) -> Any:
+    """The nodes of a module's graph; none where it has no graph."""
     return getattr(getattr(module, "graph", None), "nodes", ())
 
 
