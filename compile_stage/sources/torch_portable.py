@@ -16,6 +16,7 @@ from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.torch_programs import recurrent_lengths_open
 from compile_stage.sources import graph, torch_forward
+from compile_stage.sources.torch_bfloat16 import WIDENED, widen_bfloat16
 from compile_stage.sources.torch_operators import optimiser_corrected, translations, write_for_exporter
 from compile_stage.sources.torch_signature import symbol_names
 
@@ -69,10 +70,11 @@ def export_graph(
     finally:
         registration.setLevel(level)
     _rename_inner(exported.model.graph, signature)
+    notes = (WIDENED,) if widen_bfloat16(exported.model) else ()
     model = _as_message(exported, program, into)
     _write_fixed_sizes(model)
     graph.rename_symbols(model, symbol_names(program, inputs) if symbols is None else symbols)
-    return graph.finish(model, source, shapes, into)
+    return graph.finish(model, source, shapes, into, notes=notes)
 
 
 def _rename_inner(exported: Any, signature: Signature) -> None:
