@@ -83,18 +83,21 @@ def save(path: Path, kind: str, task: str, tokenizer: Any = None, **settings: An
     """Log a pipeline to a folder, as `mlflow.transformers.save_model` of a user does.
 
     Args:
-        settings: `params`, `model_config` and the input `example` are MLflow's; others are the network's.
+        settings: `params`, `model_config` and the input `example` are MLflow's, `dtype` is the type of the network's
+            weights; others are the network's.
     """
     import mlflow
+    import torch
     import transformers
 
     tokenizer = tokenizer or word_pieces()
     params, config = settings.pop("params", None), settings.pop("model_config", None)
     example = [f"{text} {tokenizer.mask_token}" for text in TEXTS] if task == "fill-mask" else TEXTS
     example = example[:1] if task == "feature-extraction" else example
-    given = settings.pop("example", None)
+    given, dtype = settings.pop("example", None), settings.pop("dtype", "float32")
     example = example if given is None else given
-    pipeline = transformers.pipeline(task, model=network(kind, tokenizer, **settings), tokenizer=tokenizer)
+    model = network(kind, tokenizer, **settings).to(getattr(torch, dtype))
+    pipeline = transformers.pipeline(task, model=model, tokenizer=tokenizer)
     mlflow.transformers.save_model(
         pipeline, path, task=task, input_example=(example, params) if params else example,
         pip_requirements=["transformers"], model_config=config,

@@ -8,9 +8,11 @@ are the network's.
 from __future__ import annotations
 
 import inspect
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,10 +138,11 @@ class TransformersSource(Exporter):
     def export(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         model, inputs, program = self._traced(source)
         if isinstance(inputs, generation.CausalNetwork):
-            return inputs.export(source, program, shapes, into)
+            return _with_note(inputs.export(source, program, shapes, into), source)
         signature = inputs.signature(model)
         exported = torch_portable.export_graph(program, signature, source, {}, into, symbols=inputs.symbols(program))
-        return with_size_limits(exported, program, inputs.tensors_only(model), shapes, source)
+        limited = with_size_limits(exported, program, inputs.tensors_only(model), shapes, source)
+        return _with_note(limited, source)
 
     def export_program(self, source: SourceModel, shapes: Mapping[str, ShapeRange], into: Path) -> PortableModel:
         """Its one argument is a dict, whose values are the inputs in order."""
@@ -149,7 +152,8 @@ class TransformersSource(Exporter):
         outputs = [spec.name for spec in inputs.signature(model).outputs]
         signature = torch_signature.signature_of(program, inputs.names, outputs, inputs.symbols(program))
         saved = torch_portable.save_program(program, signature, source, shapes, into)
-        return with_size_limits(saved, program, inputs.tensors_only(model), shapes, source)
+        limited = with_size_limits(saved, program, inputs.tensors_only(model), shapes, source)
+        return _with_note(limited, source)
 
     def _traced(self, source: SourceModel) -> tuple[Any, Any, ExportedProgram]:
         """As `_trace`, by `refuse` where that came just before. Who takes the program may change it."""
@@ -308,6 +312,20 @@ def _load(source: SourceModel) -> Any:
             where=source.uri,
         )
     return model.eval()
+
+
+def _with_note(model: PortableModel, source: SourceModel) -> PortableModel:
+    """With a word on it where the network was logged in a narrower type than its baseline computes in."""
+    configuration = json.loads((_model_folder(source) / "config.json").read_text(encoding="utf-8"))
+    narrow = configuration.get("dtype") or configuration.get("torch_dtype")  # as transformers before 4.56 calls it
+    return replace(model, notes=(*model.notes, _IN_FP32.format(narrow))) if narrow in _NARROW else model
+
+
+_NARROW = ("bfloat16", "float16")
+_IN_FP32 = (
+    "The original was logged in {0}, and answers are compared with those of its network in FP32: the original as "
+    "MLflow loads it rounds to {0}"
+)
 
 
 def _loaded(kind: Any, folder: Path, how: Mapping[str, Any]) -> tuple[Any, list[str]]:

@@ -118,10 +118,10 @@ def predictions(source: SourceModel, tokenizer: Any, samples: Batch) -> Predicti
 
 
 def _original(source: SourceModel) -> tuple[Any, Any]:
-    """The original's pyfunc, and its network, in FP32 as the baseline is: the texts of one in bfloat16 are its own."""
+    """The original's pyfunc, and its network."""
     original = text.original_pyfunc(source)
     original._model_impl.llm_inference_task = None  # it is asked for texts; requests are compared by themselves
-    return original, original._model_impl.pipeline.model.float()
+    return original, original._model_impl.pipeline.model
 
 
 def _tried(source: SourceModel) -> list[str]:

@@ -178,12 +178,16 @@ def longest_input(model: Any, inputs: Sequence[str]) -> int | None:
 
 
 def original_pyfunc(source: SourceModel) -> Any:
-    """MLflow's own pyfunc of the model. The caller has asked `refuse`, so it is the one that MLflow brings."""
+    """MLflow's own pyfunc of the model, its network in FP32 as the baseline is: one that was logged in bfloat16 or
+    float16 answers with that type's rounding, which says nothing of how its texts are read. The caller has asked
+    `refuse`, so it is the one that MLflow brings."""
     import mlflow.pyfunc
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # versions of packages; what differs is found by the comparison
-        return mlflow.pyfunc.load_model(source.path)
+        original = mlflow.pyfunc.load_model(source.path)
+    original._model_impl.pipeline.model.float()
+    return original
 
 
 def asked_columns(source: SourceModel) -> tuple[str, ...] | None:

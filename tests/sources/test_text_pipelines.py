@@ -9,6 +9,7 @@ from typing import Any
 
 import mlflow
 import numpy as np
+import onnx
 import pandas as pd
 import pytest
 import small_texts
@@ -204,6 +205,21 @@ def test_a_processor_that_answers_otherwise_is_refused(tmp_path: Path) -> None:
     about.save(str(path / "MLmodel"))
     assert settings.is_file()
     assert "handle_impossible_answer" in refusal(source_of(path, "transformers"), tmp_path / "bad")
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_a_network_in_a_narrow_type_still_takes_text(narrow: str, tmp_path: Path) -> None:
+    """Broken: the original's pyfunc computes in bfloat16 and the baseline in FP32, so predict() of each published
+    version took tensors alone, and said that it answers otherwise."""
+    kind = "BertForSequenceClassification"
+    path = small_texts.save(tmp_path / "model", kind, "text-classification", dtype=narrow)
+    source = source_of(path, "transformers")
+    assert refusal(source, tmp_path / "processor") == ""
+    portable = TransformersSource().export(source, {}, tmp_path / "graph")
+    assert [note for note in portable.notes if narrow in note]
+    assert {weight.data_type for weight in onnx.load(portable.path).graph.initializer} <= {
+        onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("columns", [("text",), ("text", "text_pair")], ids=str)
