@@ -78,6 +78,23 @@ _WEIGHT_SHAPE = re.compile(r"constants_info_\[(\d+)\]\.shape = \{([^}]*)\};")
 _MATRIX_OPS = re.compile(r"convolution|linear|mm\b|mm_|matmul|attention|lstm|gru|rnn", re.IGNORECASE)
 
 
+_KILLED = "killed"
+_COMPILER_SCRIPT = """\
+#!/bin/sh
+for attempt in 1 2; do
+    said=$(LC_ALL=C '{real}' "$@" {flags} 2>&1 >&3)
+    code=$?
+    case "$code $said" in
+        137*|*"Killed signal terminated"*|*"command failed due to signal"*|*"execute command: Killed"*) ;;
+        *) break ;;
+    esac
+    [ $attempt = 1 ] || : > '{killed}'
+done 3>&1
+[ -z "$said" ] || printf '%s\\n' "$said" >&2
+exit $code
+"""
+
+
 class Inductor(Backend):
     """The backend."""
 
@@ -259,7 +276,9 @@ def _build(model: PortableModel, scheme: Scheme, device: str, options: Mapping[s
                     inductor_configs=_known(settings),
                 )
         except Exception as error:  # what fails in a compiler of Python shares no base class
+            _demand_unkilled(scratch)
             raise NothingCompiledError(f"Inductor can't compile the program: {_sentence(error)}") from error
+    _demand_unkilled(scratch)
     return Path(built)
 
 
@@ -274,7 +293,11 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _wrap_compiler(scratch: Path) -> Path:
     """A script in front of the compiler. Inductor lets no flag through, and without this one the paths of the machine
-    are in the library."""
+    are in the library.
+
+    A compiler that is killed is run once more. Inductor tries each set of vector instructions with a small program, and
+    would take one whose compiler was killed for one that the compiler lacks: the code is slower then, and nothing says
+    so."""
     import torch
 
     real = shutil.which(_compiler())
@@ -282,9 +305,18 @@ def _wrap_compiler(scratch: Path) -> Path:
     flags = " ".join(f"'-ffile-prefix-map={path}={name}'" for path, name in maps.items())
     script = scratch / "bin" / Path(_compiler()).name  # Inductor tells by the name which compiler it is
     script.parent.mkdir()
-    script.write_text(f"#!/bin/sh\nexec '{real}' \"$@\" {flags}\n", encoding="utf-8")
+    script.write_text(_COMPILER_SCRIPT.format(real=real, flags=flags, killed=scratch / _KILLED), encoding="utf-8")
     script.chmod(0o700)
     return script
+
+
+def _demand_unkilled(scratch: Path) -> None:
+    """Raise NothingCompiledError where the compiler was killed, and killed again."""
+    if (scratch / _KILLED).exists():
+        raise NothingCompiledError(
+            "the C++ compiler was killed, and killed again when it was run once more: memory may have run out",
+            fix="allow more memory (budget.job_memory_mb, the container's limit), or find out who ends its processes",
+        )
 
 
 @contextmanager
