@@ -61,6 +61,23 @@ _BUSY_FIX = (
     "wait for the program that is writing to the database, or end it, then run again; what is finished is kept. A "
     "tracking server takes several writers"
 )
+_NO_PROXY_SAID = "the proxy in front of the server can't be reached"
+_PROXY_REFUSED_SAID = "the proxy in front of the server refuses"
+_NOT_VERIFIED_SAID = "the server's certificate can't be verified"
+_NO_AUTHORITIES_SAID = "there is no file of certificates at"
+_FIXES = {
+    (_NO_PROXY_SAID, _PROXY_REFUSED_SAID): "check HTTPS_PROXY, HTTP_PROXY and ALL_PROXY; where the server needs no "
+    "proxy, add its host to NO_PROXY. Then run again; what is finished is kept",
+    (_NOT_VERIFIED_SAID,): "name the certificate of the authority that issued it in MLFLOW_TRACKING_SERVER_CERT_PATH, "
+    "a PEM file; or, where host or date is what is wrong, use the host that it is for, renew it, or set this machine's "
+    "clock",
+    (_NO_AUTHORITIES_SAID,): "MLFLOW_TRACKING_SERVER_CERT_PATH, REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE names it: name a "
+    "file that is there",
+}
+"""What is said of the way to the server → what to do about it."""
+_REFUSED_BY_PROXY = re.compile(r"Tunnel connection failed: (\d{3}[\w -]*)")  # as http.client says it
+_NOT_VERIFIED = re.compile(r"certificate verify failed(?:: ([^(]+?)\.? \(_ssl)?", re.IGNORECASE)  # as OpenSSL says it
+_NO_AUTHORITIES = re.compile(r"suitable TLS CA certificate bundle, invalid path: (\S+)")  # as requests says it
 _NOT_ARRIVED = " did not arrive whole"
 _CUT_OFF = "connection broken"  # as urllib3 says it of an answer that ends too early
 SAME_FILE_FIX = (
@@ -355,6 +372,9 @@ def _login_fix() -> str:
 
 
 def _fix_for(problem: str) -> str:
+    for said, fix in _FIXES.items():
+        if any(words in problem for words in said):
+            return fix
     if problem.endswith(_NO_JSON_SAID) or _NO_JSON.search(problem):
         return _NO_JSON_FIX
     if _NOT_ARRIVED in problem or problem.endswith(_CUT_OFF):
@@ -405,6 +425,18 @@ def _short_network(text: str) -> str:
         return "what answers there speaks no TLS: its address begins with http://"
     if (failed := _FILE_FAILED.search(text)) is not None:
         return f"{failed[1]}{_NOT_ARRIVED} ({_short_network(failed[2])})"
+    if (absent := _NO_AUTHORITIES.search(text)) is not None:
+        return f"{_NO_AUTHORITIES_SAID} {absent[1]}"
+    if (invalid := _NOT_VERIFIED.search(text)) is not None:
+        return ": ".join(filter(None, (_NOT_VERIFIED_SAID, invalid[1])))
+    if (refused := _REFUSED_BY_PROXY.search(text)) is not None:
+        return f"{_PROXY_REFUSED_SAID}: {refused[1].strip()}"
+    if "ProxyError" in text or "Unable to connect to proxy" in text:
+        return f"{_NO_PROXY_SAID}: {_cause(text)}"
+    return _cause(text)
+
+
+def _cause(text: str) -> str:
     for cause in (
         "Connection refused",
         "Name or service not known",
@@ -413,7 +445,6 @@ def _short_network(text: str) -> str:
         "Connection reset by peer",
         "Remote end closed connection",
         _CUT_OFF,
-        "certificate verify failed",
     ):
         if cause.lower() in text.lower():
             return cause[0].lower() + cause[1:]
