@@ -36,6 +36,7 @@ from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form
+from compile_stage.plugin_support.killed_compilers import CompilerKilledError
 from compile_stage.plugin_support.options import FLAG, Option, refuse_options, valid_options
 from compile_stage.plugin_support.recorded_calls import OPTION as CUDA_GRAPHS
 from compile_stage.plugin_support.recorded_calls import record_where_possible
@@ -311,12 +312,9 @@ def _wrap_compiler(scratch: Path) -> Path:
 
 
 def _demand_unkilled(scratch: Path) -> None:
-    """Raise NothingCompiledError where the compiler was killed, and killed again."""
+    """Raise CompilerKilledError where it was."""
     if (scratch / _KILLED).exists():
-        raise NothingCompiledError(
-            "the C++ compiler was killed, and killed again when it was run once more: memory may have run out",
-            fix="allow more memory (budget.job_memory_mb, the container's limit), or find out who ends its processes",
-        )
+        raise CompilerKilledError("the C++ compiler")
 
 
 @contextmanager

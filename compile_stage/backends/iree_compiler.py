@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import without_folders
 from compile_stage.plugin_support.buckets import Shapes, bucket_name, buckets, refuse_buckets
 from compile_stage.plugin_support.fixed_shapes import read_modules
+from compile_stage.plugin_support.killed_compilers import CompilerKilledError
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +38,7 @@ CHIP_FLAGS = {"cuda": "--iree-cuda-target", "vulkan": "--iree-vulkan-target", "h
 _WITH_DOUBLES = ("local", "cuda", "hip")
 """Devices that compute in float64; for the others IREE's own choice stands."""
 ENTRY = "main"
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def import_graph(model: onnx.ModelProto, into: Path) -> None:
@@ -135,6 +138,8 @@ def _compile_module(
     for number, changed in enumerate(tries, 1):
         try:
             _run_compiler(_flags({**defaults, **asked, **changed}, doubles=doubles), folder)
+        except CompilerKilledError:  # no optimisation failed
+            raise
         except NothingCompiledError as error:
             first = first or error.problem
             if number == len(tries):
@@ -204,12 +209,21 @@ def _word(value: bool) -> str:
 
 
 def _run_compiler(flags: list[str], folder: Path) -> None:
-    """`main.mlir` of the folder → `main.vmfb`, in a process of its own: a bug in the compiler ends that one."""
+    """`main.mlir` of the folder → `main.vmfb`, in a process of its own: a bug in the compiler ends that one. Whose
+    process is killed is run once more.
+
+    Raises:
+        CompilerKilledError: It was killed again.
+        NothingCompiledError: It can't compile the program.
+    """
     from iree.compiler.tools.binaries import find_tool
 
     # Relative names: the compiler writes its input's into the module.
     command = [find_tool("iree-compile"), "main.mlir", *flags, "-o", "main.vmfb"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False)  # noqa: S603 - the package's own program
+    run = partial(subprocess.run, command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
+    done = run()
+    if done.returncode in _KILLED and (done := run()).returncode in _KILLED:
+        raise CompilerKilledError("IREE's compiler")
     if done.returncode < 0:
         raise NothingCompiledError(f"IREE's compiler crashed with signal {-done.returncode}: {_why(done.stderr)}")
     if done.returncode:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -49,6 +52,62 @@ def saved(g: models.Graph, signature: Signature, folder: Path) -> PortableModel:
     path = folder / "model.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
     return PortableModel(path=str(path), digest="", form="onnx", opset=18, precision="fp32", signature=signature)
+
+
+@pytest.fixture
+def killed_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Path]:
+    """In place of IREE's compiler a program that is ended by a signal so many times, and then writes its flags as the
+    module; returns a file with a line for each run."""
+
+    def install(times: int, number: int) -> Path:
+        runs, program = tmp_path / "runs", tmp_path / "iree-compile"
+        program.write_text(
+            f"#!/bin/sh\necho \"$*\" >> '{runs}'\n"
+            f"[ $(wc -l < '{runs}') -gt {times} ] || kill -{number} $$\n"
+            'echo "$*" > main.vmfb\n'
+        )
+        program.chmod(0o700)
+        found = ModuleType("iree.compiler.tools.binaries")
+        found.find_tool = lambda name: str(program)  # type: ignore[attr-defined]
+        for name in ("iree", "iree.compiler", "iree.compiler.tools"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, found.__name__, found)
+        return runs
+
+    return install
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_compiler_that_is_killed_leaves_no_optimisation_out(
+    number: int, killed_compiler: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    """Broken: a kill, as where memory runs out, was taken for a failure of aggressive fusion, and the module was
+    compiled without it, published and kept in the cache."""
+    runs = killed_compiler(1, number)
+    left_out, note = iree_compiler._compile_module({}, {}, tmp_path, doubles=False)
+    assert (left_out, note) == ({}, "")
+    first, second = runs.read_text().splitlines()
+    assert first == second
+
+
+def test_a_compiler_that_is_killed_again_fails_the_job(
+    killed_compiler: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    """Broken: with memory short throughout, what came of it was compiled without all that makes it fast."""
+    runs = killed_compiler(2, signal.SIGKILL)
+    with pytest.raises(NothingCompiledError, match="IREE's compiler was killed, and killed again"):
+        iree_compiler._compile_module({}, {}, tmp_path, doubles=False)
+    assert len(runs.read_text().splitlines()) == 2
+
+
+def test_a_compiler_that_crashes_by_itself_is_tried_without_an_optimisation(
+    killed_compiler: Callable[[int, int], Path], tmp_path: Path
+) -> None:
+    """Broken: a graph at which aggressive fusion crashes could not be compiled at all."""
+    killed_compiler(1, signal.SIGSEGV)
+    left_out, note = iree_compiler._compile_module({}, {}, tmp_path, doubles=False)
+    assert left_out == {"aggressive_fusion": False}
+    assert "compiled without aggressive fusion, since with it: IREE's compiler crashed with signal 11" in note
 
 
 @pytest.mark.parametrize(
