@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,14 @@ PART_PREFIX = ".part-"
 """Of what is being written beside its final place."""
 
 _OWNER = ".owner"  # what follows the folder's name
+_left_alone: list[threading.Thread] = []
+
+
+def leave_alone(thread: threading.Thread) -> None:
+    """Note a thread that nobody waits for any more, such as a download when the run is interrupted. It may write on in
+    a folder that was deleted, and make it again: the file that says whose it is stays then, and the next run deletes
+    both."""
+    _left_alone.append(thread)
 
 
 @contextmanager
@@ -89,6 +98,11 @@ def _closing(descriptor: int) -> Iterator[None]:
         os.close(descriptor)
 
 
+def _unlink_unless_written_to(owner: Path) -> None:
+    if not any(thread.is_alive() for thread in _left_alone):
+        owner.unlink(missing_ok=True)
+
+
 @contextmanager
 def _owned(folder: Path) -> Iterator[Path]:
     owner = folder.with_name(folder.name + _OWNER)
@@ -97,7 +111,7 @@ def _owned(folder: Path) -> Iterator[Path]:
             # Locked before it has the name that others look for, or one of them could have the lock first.
             descriptor, unnamed = tempfile.mkstemp(prefix=".owner-", dir=folder)
             stack.callback(os.close, descriptor)
-            stack.callback(owner.unlink, missing_ok=True)
+            stack.callback(_unlink_unless_written_to, owner)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             Path(unnamed).rename(owner)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)  # called first

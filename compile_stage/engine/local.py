@@ -264,8 +264,11 @@ class LocalWorker:
 
     def _full_disk(self, error: CompileStageError) -> StorageError | None:
         """What to say of a call that failed while a disk was full. Compilers and runtimes have words of their own for
-        that, or none: no candidate is to blame, nor the model."""
-        if isinstance(error, StorageError) or (isinstance(error, WorkerError) and error.kind in _NOT_OF_THE_DISK):
+        that, or none: no candidate is to blame, nor the model. What the worker said of the disk itself stands where it
+        names a place."""
+        if isinstance(error, StorageError) and error.where:
+            return None
+        if isinstance(error, WorkerError) and error.kind in _NOT_OF_THE_DISK:
             return None
         return no_space_below(self._disk.full) if self._disk.full else None
 

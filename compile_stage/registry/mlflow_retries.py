@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
+from compile_stage.core.leftovers import leave_alone
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,8 +146,12 @@ def within(call: Callable[[], R], limit_s: Callable[[], float]) -> R:
     thread = threading.Thread(target=answer, daemon=True, name="registry call")
     started = time.monotonic()
     thread.start()
-    while thread.is_alive() and time.monotonic() - started < limit_s():
-        thread.join(timeout=1.0)
+    try:
+        while thread.is_alive() and time.monotonic() - started < limit_s():
+            thread.join(timeout=1.0)
+    finally:  # also when Ctrl-C ends the waiting
+        if thread.is_alive():
+            leave_alone(thread)
     if errors:
         raise errors[0]
     if not answers:

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from compile_stage.core.leftovers import part_folder, remove_leftovers, temporary_folder
+from compile_stage.core.leftovers import leave_alone, part_folder, remove_leftovers, temporary_folder
 
 OWNER = """
 import sys, time
@@ -82,3 +83,30 @@ def test_a_folder_without_an_owners_file_and_what_a_link_leads_to_stay(place: Pa
     remove_leftovers()
     assert (precious / "file").exists()
     assert (temporary / "compile-stage-model-1").exists()
+
+
+def test_what_a_thread_writes_after_its_folder_was_deleted_is_deleted_by_the_next_run(place: Path) -> None:
+    """Broken: a run that Ctrl-C or SIGTERM ended in a download left a part of a model in TMPDIR for ever: the download's
+    threads made its folder again, and nothing said whose it was."""
+    deleted, written = threading.Event(), threading.Event()
+
+    def download() -> None:
+        deleted.wait()
+        folder.mkdir()
+        (folder / "weights").write_bytes(bytes(1000))
+        written.set()
+
+    thread = threading.Thread(target=download, daemon=True)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), temporary_folder("test") as folder:
+        leave_alone(thread)
+        raise KeyboardInterrupt
+    assert not folder.exists()
+    deleted.set()
+    thread.join()
+    assert written.is_set()
+    assert remove_leftovers() == 1
+    assert held(place) == []
+    with temporary_folder("test"):  # the thread has ended: nothing stays for the next run
+        pass
+    assert held(place) == []

@@ -253,6 +253,8 @@ def fail_with(kind: str) -> None:
         raise PolicyError("2 mistakes", problems=("a.yaml:1:1: one", "a.yaml:2:1: two"))
     if kind == "mute":
         raise MuteError
+    if kind == "full":  # as the kernel says it of a file that can't be written on: without its name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if kind == "bad_alloc":
         raise RuntimeError("std::bad_alloc")
     if kind == "from_memory":

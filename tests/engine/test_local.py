@@ -372,6 +372,17 @@ def test_a_disk_that_is_full_where_a_calls_files_go_is_named(tmp_path: Path, mon
     assert caught.value.filename == str(wanted / "x.npy")
 
 
+def test_which_disk_is_full_is_said_where_the_kernel_names_no_file(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: "the disk is full", and the cache, TMPDIR and the results may be on three."""
+    real = shutil.disk_usage
+    monkeypatch.setattr(watch.shutil, "disk_usage", lambda folder: real(folder)._replace(free=4096))
+    with engine.worker("test", LIMITS) as worker, pytest.raises(StorageError, match="the disk is full") as caught:
+        worker.call("fail_with", kind="full")
+    assert "compile-stage-worker" in caught.value.where
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [("fail", {"text": "Protobuf serialization failed."}), ("recurse_native", {})],
