@@ -28,9 +28,6 @@ _ADVICE = (
     "samples, or say {metric}: null"
 )
 
-NUMBERS = ("mae", "rmse", "r2")
-"""Metrics of numbers, which a constant answer has too."""
-
 Classes = NDArray[np.int64]
 Lists = Sequence[tuple[F64, F64]]
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 RANKINGS = ("spearman", "ndcg")
 
-_NEEDS_ALL = ("accuracy", "f1", "class_recall", "roc_auc", "log_loss", "ece", "mae", "rmse", "r2", *RANKINGS)
+NUMBERS = ("mae", "rmse", "r2")
+"""Metrics of numbers, which a constant answer has too."""
+
+_NEEDS_ALL = ("accuracy", "f1", "class_recall", "roc_auc", "log_loss", "ece", *NUMBERS, *RANKINGS)
 
 CLASSES_ONLY = "classes_only"
 """Option of a task gate that nobody asked for by name: it holds where there are classes, and is left out, with a word,
@@ -33,7 +36,7 @@ def labels_problem(metric: str, labels: Array, options: JsonMap, *, queries: boo
         return f"coco_map needs labels [n, objects, 5] (class, box; class -1 fills up), and these are {shape}"
     if metric == "wer" and (labels.ndim != 1 or kind != "U"):
         return f"wer needs one text for each sample as labels, and these are {shape}"
-    if metric in RANKINGS and kind not in "biuf":
+    if (metric in RANKINGS and kind not in "biuf") or (metric in NUMBERS and kind not in "iuf"):
         return f"{metric} compares numbers, and the labels are {shape}"
     if metric in RANKINGS and labels.ndim > 2:
         return f"labels of a ranking have one or two axes, and these are {shape}"

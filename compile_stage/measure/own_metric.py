@@ -108,6 +108,21 @@ def measure_own(
     return _in_time(gate.metric, lambda: _measured(gate, own, expected, labels, seed, groups))
 
 
+def unusable(metric: str) -> str | None:
+    """None where the function of an own metric can be imported, within what is `allowed`, or the reason."""
+    found: list[Callable[..., Any]] = []
+
+    def look() -> Measured:
+        found.append(_imported(metric))
+        return Measured(0.0)
+
+    try:
+        _in_time(metric, look)
+    except NotMeasurableError as error:
+        return str(error)
+    return None if callable(found[0]) else f"{metric} is no function, but {type(found[0]).__name__}"
+
+
 def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
     allowance = _ALLOWANCE.get() or _Allowance(DEFAULT_S, DEFAULT_S)
     call, context, began = _Call(), copy_context(), time.monotonic()

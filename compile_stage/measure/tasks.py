@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from compile_stage.core.records import Gate
 from compile_stage.measure.calibration import ece
-from compile_stage.measure.chance import NUMBERS, demand_fit, demand_less_than_constant, demand_order, demand_ranks
+from compile_stage.measure.chance import demand_fit, demand_less_than_constant, demand_order, demand_ranks
 from compile_stage.measure.classes import SUM_SLACK, is_distribution, log_probabilities
 from compile_stage.measure.detection import coco_map
 from compile_stage.measure.elementwise import F64, NotMeasurableError
-from compile_stage.measure.label_needs import RANKINGS, labels_problem, missing_labels
+from compile_stage.measure.label_needs import NUMBERS, RANKINGS, labels_problem, missing_labels
 from compile_stage.measure.ranking import ranked_lists, ranking
 from compile_stage.measure.skewed_means import Means, mean_of
 from compile_stage.measure.stats import Statistic
@@ -60,6 +60,9 @@ HIGHER_IS_BETTER = {
 
 _OF_LABELS = ("accuracy", "f1", "class_recall")
 _OF_SCORES = ("roc_auc", "log_loss", "ece")
+
+CLASS_TASKS = (*_OF_LABELS, *_OF_SCORES)
+"""Metrics of classes, whose labels must say which column of an output is which."""
 
 _LEAST = float(np.finfo(np.float64).eps)
 """What a probability counts as at least in a log loss, as in scikit-learn's."""
@@ -208,7 +211,7 @@ def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> s
     """
     flat = {n: o for n, o in outputs.items() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)}
     choices: list[list[str]]
-    if metric in _OF_LABELS or metric in _OF_SCORES:
+    if metric in CLASS_TASKS:
         classes = [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 2 and o.shape[1] >= 2]
         single = [n for n, o in flat.items() if o.dtype.kind == "f"]
         predicted = [n for n, o in flat.items() if o.dtype.kind != "f"]
@@ -272,12 +275,12 @@ def _predicted(truth: Array, output: Array, baseline: Array, options: JsonMap) -
         return output
     if output.ndim == 2:
         best = np.argmax(output, axis=1)
-        return np.asarray(_classes(truth, output.shape[1], options)[best])
+        return np.asarray(label_values(truth, output.shape[1], options)[best])
     if output.ndim != 1:
         raise NotMeasurableError(f"scores are [n, classes], and the shape is {list(output.shape)}")
     probabilities = _within_one(baseline)
     threshold = float(options.get("threshold", 0.5 if probabilities else 0.0))
-    return _classes(truth, 2, options)[(output.astype(np.float64) > threshold).astype(np.int64)]
+    return label_values(truth, 2, options)[(output.astype(np.float64) > threshold).astype(np.int64)]
 
 
 def _within_one(scores: Array) -> bool:
@@ -287,8 +290,8 @@ def _within_one(scores: Array) -> bool:
     return bool(np.all((values >= -SUM_SLACK) & (values <= 1 + SUM_SLACK)))
 
 
-def _classes(truth: Array, count: int, options: JsonMap) -> Array:
-    """Class number → label."""
+def label_values(truth: Array, count: int, options: JsonMap) -> Array:
+    """Class number → label. Raises NotMeasurableError where the labels don't say which is which."""
     if "classes" in options:
         named: Array = np.asarray(options["classes"])
         if len(named) != count:
@@ -431,7 +434,7 @@ def _class_scores(truth: Array, output: Array, baseline: Array, options: JsonMap
         logits = not is_distribution(baseline)
     if not logits and not is_distribution(given):
         raise NotMeasurableError("the baseline's scores are probabilities, and the candidate's are not")
-    classes = _classes(truth, given.shape[1], options)
+    classes = label_values(truth, given.shape[1], options)
     known = _labels(truth)
     order = np.argsort(classes, kind="stable")
     places = np.clip(np.searchsorted(classes[order], known), 0, len(classes) - 1)

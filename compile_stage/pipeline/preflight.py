@@ -23,6 +23,7 @@ from compile_stage.core.errors import (
 )
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import (
+    Budget,
     Data,
     DataSpec,
     Job,
@@ -58,7 +59,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
     limits = source_limits(policy.budget, plan.source, policy.data, policy.files)
     with context.source_worker(plan.source, limits) as worker, source_errors(plan.source):
         inspect(context, worker, plan.source, plan.policy.compliance)
-        checks = _Checks(context, worker, plan.source, plan.policy.data)
+        checks = _Checks(context, worker, plan.source, policy.data, policy.budget)
         for target_policy in plan.policy.targets:
             jobs = [job for job in plan.jobs if job.target.name == target_policy.target.name]
             try:
@@ -90,6 +91,7 @@ class _Checks:
     worker: Worker
     source: SourceModel
     data: Data
+    budget: Budget
     notes: list[str] = field(default_factory=list)
 
     def reasons(self, jobs: Sequence[Job], policy: TargetPolicy) -> dict[str, str]:
@@ -105,9 +107,9 @@ class _Checks:
         demand_shapes(signature, target.shapes, self.source)
         validation = self._sample("validation", self.data.validation, signature, target.shapes)
         self.notes.extend(_confidence_notes(jobs, validation, policy))
-        reasons = unfit_limits(jobs, policy.performance, signature)
+        reasons = unfit_limits(jobs, policy.performance, signature, self.budget)
         if validation is not None:
-            reasons |= unfit(jobs, validation, self.data)
+            reasons |= unfit(jobs, validation, self.data, signature)
         calibrated = [job for job in jobs if plugins.needs_calibration(job.scheme) and job.id not in reasons]
         if calibrated:
             try:

@@ -58,7 +58,9 @@ def open_target(context: Context, source_worker: Worker, plan: Plan, policy: Tar
     if not jobs:
         return OpenedTarget(policy)
     inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
-    reasons = unfit_limits(jobs, policy.performance, inputs.exported.signature) | unfit(jobs, inputs.validation, data)
+    signature = inputs.exported.signature
+    reasons = unfit_limits(jobs, policy.performance, signature, plan.policy.budget)
+    reasons |= unfit(jobs, inputs.validation, data, signature)
     left = tuple(job for job in jobs if job.id not in reasons)
     if left != jobs:
         inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, left)

@@ -83,6 +83,36 @@ def leave(*arguments: str) -> object:
         ),
         (["tolerances.fp32.perplexity=0.1"], 3, "perplexity is asked of a language model, and no output of this model"),
         (["performance.ttft_p95_ms=100"], 3, "ttft_p95_ms is asked of a language model, and no output of this model"),
+        (['tolerances.fp32."python:no_such_package.metrics:error"={{limit: 1, direction: at_most}}'], 3, "can't be"),
+        (['tolerances.fp32."python:math:pi"={{limit: 1, direction: at_most}}'], 3, "python:math:pi is no function"),
+        (
+            ["data.validation={{source: 'file:{folder}/classes.npz', labels: c}}", "tolerances.fp32.mae=0.1"],
+            3,
+            "mae can't be measured: no output can be read for mae",
+        ),
+        (
+            ["data.validation={{source: 'file:{folder}/classes.npz', labels: c}}", "tolerances.fp32.outputs.y.mae=0.1"],
+            3,
+            "mae can't be measured: no output can be read for mae",
+        ),
+        (
+            [
+                "data.validation={{source: 'file:{folder}/classes.npz', labels: many}}",
+                "tolerances.fp32.outputs.z.accuracy=0.1",
+            ],
+            3,
+            "the output has 2 classes and the labels have 4 values",
+        ),
+        (["tolerances.fp32=null", "tolerances.fp32={{agreement: 0.9}}"], 3, "no limit of fp32 looks at output 'y'"),
+        (
+            [
+                "data.validation={{source: 'file:{folder}/classes.npz', labels: many}}",
+                "tolerances.fp32=null",
+                "tolerances.fp32={{outputs: {{y: {{accuracy: 0.1}}}}}}",
+            ],
+            3,
+            "no limit of fp32 looks at output 'z'",
+        ),
         (["targets.cpu.shapes.w={{min: [1, 8], typical: [1, 8], max: [8, 8]}}"], 5, "an input 'w' that the model does"),
     ],
     ids=[
@@ -100,6 +130,13 @@ def leave(*arguments: str) -> object:
         "no classes",
         "no text",
         "no tokens",
+        "no own metric",
+        "no function",
+        "no regression",
+        "no regression of that output",
+        "other classes",
+        "no limit on floats",
+        "no limit on one output",
         "no input",
     ],
 )
@@ -109,6 +146,8 @@ def test_samples_that_can_prove_nothing_are_refused_by_plan(
     """Broken: plan says `run`, and an hour later the run says that it never could have passed; or result.json says that
     a model failed of which nothing was tried, since the policy is wrong."""
     np.savez(tmp_path / "other.npz", a=np.zeros((64, 8), np.float32), b=np.zeros((64, 8), np.float32))
+    of_x, many = np.zeros((64, 8), np.float32), np.arange(64) % 4
+    np.savez(tmp_path / "classes.npz", x=of_x, c=many % 2, many=many)
     np.savez(tmp_path / "groups.npz", x=np.zeros((64, 8), np.float32), g=np.arange(64) // 24)
     sets = [text.format(folder=tmp_path) for text in sets]
     planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", *sets)
