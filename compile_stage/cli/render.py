@@ -371,7 +371,7 @@ class Display:
             table.columns[columns.index("scheme")].min_width = min(longest, _LONG_PART)
         for row, scheme in zip(rows, schemes, strict=True):
             style = _STATE_STYLES.get(row.state, "")
-            cells = [summary.STATE_WORDS[row.state], row.backend, scheme, *self._figures(row, wide)]
+            cells = [summary.STATE_WORDS[row.state], row.backend, scheme, *self._figures(target, row, wide)]
             if wide:
                 cells.append(row.reason)
             table.add_row(*map(self._text, cells), style=style if row.state == "won" else "")
@@ -393,11 +393,11 @@ class Display:
         if line := option_tuning_line(result, target):
             self._say(line)
 
-    def _figures(self, row: summary.Row, wide: bool) -> list[str]:
+    def _figures(self, target: TargetResult, row: summary.Row, wide: bool) -> list[str]:
         """p50, speedup, error and size of a row."""
         return [
             numbers.duration(summary.median_s(row.timing)),
-            summary.speedup_text(row.timing, interval=wide),
+            summary.row_speedup_text(target, row, interval=wide),
             summary.error_text(row.error),
             numbers.size(row.size_bytes),
         ]

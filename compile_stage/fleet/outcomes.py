@@ -138,8 +138,10 @@ def _target(
     )
     timing = _main_timing(winner)
     stable = timing.get("stable", True)
-    notes = (_waived(winner), "" if stable else _unstable(timing), str(receipt.get("note") or ""))
-    speedup = timing.get("speedup") if stable else None
+    slowed = bool((held.get("predict_speedup") or {}).get("contradiction"))
+    unknown = "speedup not known: something slowed the baseline down" if slowed else "" if stable else _unstable(timing)
+    notes = (_waived(winner), unknown, str(receipt.get("note") or ""))
+    speedup = timing.get("speedup") if stable and not slowed else None
     return TargetOutcome(
         target=name,
         required=required,

@@ -54,7 +54,7 @@ from compile_stage.steps.predict import PredictComparison, demand_speedup
 from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped, where_aliases_ended
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
-from compile_stage.steps.select import select
+from compile_stage.steps.select import select, without_speed
 from compile_stage.steps.serve import demand_served, load_model_dir
 from compile_stage.steps.sign import refuse_signing, sign
 from compile_stage.steps.sync_tuning_records import push_records, share_records
@@ -312,6 +312,7 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
             loading = load_model_dir(context, bundle, where, limits, trust)
             found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
         target = replace(target, predict_speedup=found)
+        target = without_speed(target) if found is not None and found.contradiction else target
         _put(progress, target)  # first: the reports show by what it fails
         demand_speedup(target)
 

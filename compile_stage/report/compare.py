@@ -230,6 +230,9 @@ def _compare(
         if candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost"):
             worse.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
         found, note = _figures(kind, candidate, other)
+        if any((run.get("predict_speedup") or {}).get("contradiction") for run in (old, new)):
+            found = [figure for figure in found if figure.what != "speedup"]
+            note = "something slowed the baseline down: speeds over it are not compared"
         notes += [f"{kind}: {note}"] if note else []
         if candidate["job_id"] == winners[0] and other["job_id"] == winners[1]:
             through, note = _through_predict(kind, old, new, before, after)

@@ -103,7 +103,7 @@ def _target(result: RunResult, target: TargetResult) -> list[str]:
                 _cell(row.backend),
                 _cell(row.scheme),
                 numbers.duration(summary.median_s(row.timing)),
-                summary.speedup_text(row.timing),
+                summary.row_speedup_text(target, row),
                 _cell(summary.error_text(row.error)),
                 numbers.size(row.size_bytes),
                 _cell(row.reason),

@@ -38,11 +38,14 @@ class Payback:
 
 
 def payback(result: RunResult, target: TargetResult) -> Payback | None:
-    """Of the winner; None where there is none, or where its speedup is unstable or was not measured."""
+    """Of the winner; None where there is none, or where its speedup is unstable, was not measured, or is over a
+    baseline that something slowed down."""
     winner = target.winner
     timing = summary.main_timing(target, winner.measurement) if winner is not None else None
     own, base = summary.median_s(timing), _baseline_median(result, target)
     if winner is None or timing is None or own is None or base is None or not timing.stable:
+        return None
+    if summary.contradiction_of(target):
         return None
     saved = base - own
     calls = result.duration_s / saved if saved > 0 else None

@@ -77,7 +77,8 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "serving_rows": serving_rows(target.serving),
         "serving_remarks": serving_remarks(target.serving) if target.serving is not None else [],
         "serving_layouts": _layouts(target),
-        "how_fast": _how_fast(result, target),
+        "how_fast": summary.winner_speed(result, target),
+        "contradiction": summary.contradiction_of(target),
         "no_winner": summary.no_winner(result, target),
         "receipt": target.receipt,
         "bundle": target.bundle,
@@ -99,7 +100,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "option_tuning": option_tuning_rows(result, target),
         "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
         "timings": timings,
-        "speedups": _speedups(rows),
+        "speedups": Markup("") if summary.contradiction_of(target) else _speedups(rows),
         "latencies": _latencies(result, target, rows, baseline),
         "errors": [_error_row(row, output) for row in rows if row.candidate for output in row.candidate.errors],
         "samples": [(preview, _answers(target, rows, preview)) for preview in target.previews],
@@ -225,12 +226,6 @@ def _costs(result: RunResult, rows: tuple[summary.Row, ...]) -> list[tuple[str, 
         for row in rows
         if row.candidate is not None and row.candidate.artifact is not None
     ]
-
-
-def _how_fast(result: RunResult, target: TargetResult) -> str:
-    winner = target.winner
-    baseline = summary.main_timing(target, summary.baseline_of(result, target))
-    return summary.how_fast(summary.main_timing(target, winner.measurement if winner else None), baseline)
 
 
 def _main_summary(target: TargetResult, measurement: Measurement | None) -> dict[str, Any] | None:

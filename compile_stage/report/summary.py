@@ -99,10 +99,10 @@ def headline(result: RunResult) -> str:
             gate = deciding_gate(target)
             parts.append(f"{name}: no winner" + (f" ({gate})" if gate else ""))
             continue
-        speed = how_fast(main_timing(target, winner.measurement), main_timing(target, baseline_of(result, target)))
+        speed = winner_speed(result, target)
         through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
-        if contradicted := _contradiction(target):
-            speed, through = f"speedup in the runtime not known: {contradicted}", f"; {_through_predict(target)}"
+        if contradicted := contradiction_of(target):
+            through = f": {contradicted}; {_through_predict(target)}"
         what = f"{winner.job.backend} {winner.job.scheme.name}"
         parts.append(f"{name}: {what} selected{_under_waivers(winner)}{f', {speed}' if speed else ''}{through}")
     return "; ".join(parts) or "no target was run"
@@ -112,6 +112,15 @@ def _under_waivers(winner: Candidate) -> str:
     """` under a waiver of accuracy`: who reads one line has to learn that a gate was missed."""
     gates = [waiver.gate for waiver in winner.verdict.waivers] if winner.verdict is not None else []
     return f" {numbers.under_waivers(gates)}" if gates else ""
+
+
+def winner_speed(result: RunResult, target: TargetResult) -> str:
+    """As `how_fast`, of the winner; `speedup in the runtime not known` where something slowed the baseline down."""
+    winner = target.winner
+    if contradiction_of(target):
+        return "speedup in the runtime not known"
+    timing = main_timing(target, winner.measurement) if winner is not None else None
+    return how_fast(timing, main_timing(target, baseline_of(result, target)))
 
 
 def how_fast(timing: Timing | None, baseline: Timing | None) -> str:
@@ -141,6 +150,13 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
     return numbers.ratio(timing.speedup) + span
 
 
+def row_speedup_text(target: TargetResult, row: Row, *, interval: bool = True) -> str:
+    """As `speedup_text`, of a table's row; `not known` where something slowed the baseline down."""
+    if contradiction_of(target) and row.timing is not None and row.timing.speedup is not None:
+        return "not known"
+    return speedup_text(row.timing, interval=interval)
+
+
 def unstable_text(interval: tuple[float, float] | None) -> str:
     """`0.40 to 0.42×, unstable`, `at least 12.5×, unstable`, or `unstable` alone: as much as the interval tells."""
     known = is_ratio_known(interval) or surely_faster(interval)
@@ -155,6 +171,8 @@ def predict_text(target: TargetResult) -> str:
         return ""
     timing = main_timing(target, winner.measurement)
     runtime = "" if timing is None else f"{speedup_text(timing, interval=False)} in the runtime, "
+    if contradiction_of(target):
+        runtime = "speedup in the runtime not known, "
     if not _is_predict_measured(target):
         return f"{runtime}through predict() not measured: {found.reason}"
     span = f" ({numbers.span(found.interval)})" if found.interval is not None and found.stable else ""
@@ -162,12 +180,13 @@ def predict_text(target: TargetResult) -> str:
     medians = f"{numbers.duration(found.original_s)} before, {numbers.duration(found.compiled_s)} after, "
     words = f"{medians if found.original_s is not None else ''}given {rows}"
     slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
-    if contradicted := _contradiction(target):
+    if contradicted := contradiction_of(target):
         slower += f"; {contradicted}"
     return f"{runtime}{_through_predict(target)}{span}: {words}{slower}"
 
 
-def _contradiction(target: TargetResult) -> str:
+def contradiction_of(target: TargetResult) -> str:
+    """Why no speedup over the target's baseline is to be shown; empty where there is no such reason."""
     return target.predict_speedup.contradiction if target.predict_speedup is not None else ""
 
 

@@ -20,7 +20,7 @@ def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
     ended = ((states.count("failed"), "failed"), (states.count("refused"), "refused"),
              (states.count("compiled_not_validated"), "not validated"))  # fmt: skip
     tried += "".join(f", {number} {word}" for number, word in ended if number) + "."
-    speed = summary.how_fast(won.timing, summary.main_timing(target, summary.baseline_of(result, target)))
+    speed = summary.winner_speed(result, target)
     fast = f"{won.backend} {won.scheme}: {speed}" if speed else f"{won.backend} {won.scheme}: {won.reason}"
     error = f"; {summary.error_text(won.error)}" if won.error is not None else ""
     return (tried, f"{fast}{error}.", _next_best(target, rows, won))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compile_stage.core import plugins
 from compile_stage.core.records import (
@@ -12,6 +12,7 @@ from compile_stage.core.records import (
     ResultState,
     Selection,
     TargetPolicy,
+    TargetResult,
     Timing,
     is_ratio_known,
     surely_faster,
@@ -246,6 +247,26 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     if timing is None or timing.speedup is None:
         return f"{passes}, {best}{under}"
     return f"{passes}, {best}: {_how_fast(timing)}{_whole(candidate)}{under}"
+
+
+def without_speed(target: TargetResult) -> TargetResult:
+    """The target whose winner's reason says no more how many times as fast it is: for a baseline that was found to be
+    slowed down after the winner was selected."""
+    winner = target.winner
+    timing = stats.deciding_timing(winner.measurement, target.policy) if winner is not None else None
+    if winner is None or timing is None or timing.speedup is None:
+        return target
+    said = _how_fast(timing)
+    unknown = "how many times as fast as the original is not known (something slowed the baseline down)"
+    changed = replace(winner, reason=winner.reason.replace(said, unknown))
+    selection = replace(
+        target.selection,
+        reason=target.selection.reason.replace(said, unknown),
+        reasons={job_id: reason.replace(said, unknown) if job_id == winner.job.id else reason
+                 for job_id, reason in target.selection.reasons.items()},
+    )  # fmt: skip
+    candidates = tuple(changed if one.job.id == winner.job.id else one for one in target.candidates)
+    return replace(target, candidates=candidates, selection=selection)
 
 
 def _under_waivers(candidate: Candidate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,9 @@ from compile_stage.report import summary
 from compile_stage.report.html import render_html
 from compile_stage.report.junit import render_junit
 from compile_stage.report.markdown import render_markdown
+from compile_stage.report.payback import payback
 from compile_stage.steps.predict import contradiction, demand_speedup
+from compile_stage.steps.select import without_speed
 
 
 class Log(io.StringIO):
@@ -159,6 +162,29 @@ def test_a_baseline_that_takes_longer_than_the_predict_that_contains_it_is_said(
     headline = summary.headline(dataclasses.replace(result, targets=(told, *result.targets[1:])))
     assert f"speedup in the runtime not known: {said}; 1.84× through predict()" in headline
     assert "6.52×" not in headline
+
+
+def test_no_part_of_a_report_shows_a_speedup_over_a_baseline_that_was_slowed_down(result: RunResult) -> None:
+    """Broken: the head says that the speedup is not known, and the winner's card beside it that it is 6.52×."""
+    target = slowed_baseline(result, 20)
+    assert target.predict_speedup is not None
+    assert target.winner is not None
+    said = contradiction(target, target.predict_speedup)
+    found = dataclasses.replace(target.predict_speedup, contradiction=said)
+    reason = "passes every gate, best latency: 6.52 times as fast as the original"
+    won = dataclasses.replace(target.winner, reason=reason)
+    others = (one for one in target.candidates if one.job.id != won.job.id)
+    told = without_speed(dataclasses.replace(target, candidates=(won, *others), predict_speedup=found))
+    shown = dataclasses.replace(result, targets=(told, *result.targets[1:]))
+    assert payback(shown, told) is None
+    for form, text in everything_shown(shown).items():
+        words = " ".join(text.split())
+        places = [words[max(0, at.start() - 80) : at.end()] for at in re.finditer("6.52×", words)]
+        # The checks say what was held to the gate.
+        assert not [p for p in places if 'data-label="Measured"' not in p and "passed: speedup: " not in p], form
+        assert "6.52 times" not in words, form
+        assert "not known" in words or form == "junit", form
+    assert "is not known (something slowed the baseline down)" in render_html(shown)
 
 
 def asked_for(target: TargetResult, limit: float, *, said: str) -> TargetResult:
