@@ -278,7 +278,9 @@ def _add_set(layers: Layers, argument: str) -> None:
     locks = locks_of(layers.files)
     if locks:
         before, after = resolve(layers), resolve(replace(layers, sets=over))
-        layers.problems += broken(locks, before, after, node)
+        if found := list(broken(locks, before, after, node)):
+            layers.problems += found
+            return  # or the next one of the same key would be told that it must stay as this one says
     layers.sets = over
 
 

@@ -173,6 +173,16 @@ def test_a_locked_limit_holds_for_each_output(write, text: str) -> None:
     assert "must stay `0." in str(problem)
 
 
+def test_a_second_set_of_a_locked_key_is_told_the_locked_value(write) -> None:
+    """Broken: the second is told that the key must stay as the first, refused one says; and one that says the locked
+    value is refused for it."""
+    write(BASE, "base.yaml")
+    key, kept = "tolerances.int8.cosine", "`0.995` (base.yaml:6)"
+    first, second = (by(f"--set {key}={value}", key, kept) for value in (0.5, 0.7))
+    assert said(write(TEAM), f"{key}=0.5", f"{key}=0.7") == [first, second]
+    assert said(write(TEAM), f"{key}=0.5", f"{key}=0.995") == [first]
+
+
 def test_neither_does_set_go_by_way_of_an_output(write) -> None:
     """Broken: `--set` loosens the limit of the only output that the metric reads."""
     write(OF_OUTPUTS, "base.yaml")

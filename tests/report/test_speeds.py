@@ -174,7 +174,10 @@ def test_no_part_of_a_report_shows_a_speedup_over_a_baseline_that_was_slowed_dow
     reason = "passes every gate, best latency: 6.52 times as fast as the original"
     won = dataclasses.replace(target.winner, reason=reason)
     others = (one for one in target.candidates if one.job.id != won.job.id)
-    told = without_speed(dataclasses.replace(target, candidates=(won, *others), predict_speedup=found))
+    reasons = {**target.selection.reasons, won.job.id: reason}
+    selection = dataclasses.replace(target.selection, reason=reason, reasons=reasons)
+    taken = dataclasses.replace(target, candidates=(won, *others), selection=selection, predict_speedup=found)
+    told = without_speed(taken)
     shown = dataclasses.replace(result, targets=(told, *result.targets[1:]))
     assert payback(shown, told) is None
     for form, text in everything_shown(shown).items():
