@@ -29,10 +29,10 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
     for name in names:
         path: Path = ("targets", name)
         yield from _options(tree, path)
-        for unused in (_serving(tree, path), _approval(tree, path)):
+        for unused in (_serving(tree, path), _approval(tree, path), _search(tree, path)):
             if unused is not None and is_own(unused.place):
                 yield unused
-    for unused in (*_tolerances(tree, names), *_elsewhere(tree, names)):
+    for unused in (*_tolerances(tree, names), *_elsewhere(tree, names), *_settings_search(tree, names)):
         if is_own(unused.place):
             yield unused
 
@@ -108,6 +108,28 @@ def _approval(tree: Node, target: Path) -> Problem | None:
     wrong = "nobody is asked: promote.alias is null, so no alias moves"
     allowed = "name promote.alias, or leave it out"
     return Problem(approval.place, show_path((*target, "promote", "approval")), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _search(tree: Node, target: Path) -> Problem | None:
+    """Limits on a search of mixed precision that is not made."""
+    mixed = tree.get(*target, "fallback", "mixed_precision")
+    limits = [(key, node) for key, node in tree.items(*target, "fallback") if key.startswith("max_")]
+    own = [(key, node) for key, node in limits if not node.place.is_shipped]
+    if not own or mixed is None or mixed.value:
+        return None
+    key, node = own[0]
+    wrong = "it changes nothing: fallback.mixed_precision is false, so nothing is searched"
+    allowed = "say mixed_precision: true, or leave it out"
+    return Problem(node.place, show_path((*target, "fallback", key)), wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _settings_search(tree: Node, names: list[str]) -> Iterator[Problem]:
+    minutes = tree.get("budget", "search_minutes")
+    ladders = [node for name in names if (node := tree.get("targets", name, "ladder")) is not None and node.value]
+    if minutes is not None and not minutes.place.is_shipped and not ladders:
+        wrong = "it changes nothing: no target says ladder: true, and only then settings of the runtime are searched"
+        allowed = "say ladder: true in a target, or leave it out"
+        yield Problem(minutes.place, "budget.search_minutes", wrong, allowed, code=Code.MISSING_KEY)
 
 
 def _elsewhere(tree: Node, names: list[str]) -> Iterator[Problem]:

@@ -43,7 +43,7 @@ def plan(source: SourceModel, policy: Policy, hardware: Hardware) -> Plan:
                 )
                 refused.append(_refusal(source, outcome.target.name, outcome.backend, outcome.scheme.precision, reason))
     made = tuple(jobs.values())
-    notes = (*not_required, *_notes(policy, made), *_thread_notes(policy, made, hardware))
+    notes = (*not_required, *_notes(policy, made), *_thread_notes(policy, made, hardware), *_batch_notes(made))
     return Plan(source=source, policy=policy, jobs=made, refused=tuple(refused), notes=notes)
 
 
@@ -246,6 +246,25 @@ def _thread_notes(policy: Policy, jobs: Sequence[Job], hardware: Hardware) -> It
             yield (
                 f"target {target.name} has threads: {target.threads}, and this machine has {has}: threads wait for "
                 "each other, so times say nothing of a machine that has enough"
+            )
+
+
+_LARGE_BATCH = 65_536
+"""From here on what is said before a run: the proof takes minutes of a small model."""
+
+_ROWS_PROVEN = 5
+"""So many times the largest batch is answered to prove it: in another order, in sizes below it (powers of two), and in
+one call that is larger (`measure.behaviour.calls_to_compare`)."""
+
+
+def _batch_notes(jobs: Sequence[Job]) -> Iterator[str]:
+    """Of targets whose largest batch takes long to prove, before anything is timed."""
+    for target in {job.target.name: job.target for job in jobs if not job.not_runnable_here}.values():
+        if (largest := max(target.batch_sizes)) >= _LARGE_BATCH:
+            yield (
+                f"target {target.name} has a batch size of {largest:,}: the original and each candidate answer about "
+                f"{_ROWS_PROVEN * largest:,} rows to prove it, before anything is timed; name what users send "
+                "(batch_sizes), more rows are served in parts of it"
             )
 
 

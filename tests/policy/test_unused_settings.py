@@ -31,6 +31,16 @@ UNUSED = {
         "p.yaml:5:21: targets.t.promote.approval: nobody is asked: promote.alias is null, so no alias moves; name "
         "promote.alias, or leave it out",
     ),
+    "limits on a search that is not made": (
+        "targets: {t: {precisions: [int8]}}\nfallback: {mixed_precision: false, max_evaluations: 50}",
+        "p.yaml:5:53: targets.t.fallback.max_evaluations: it changes nothing: fallback.mixed_precision is false, so "
+        "nothing is searched; say mixed_precision: true, or leave it out",
+    ),
+    "minutes of a search that is not made": (
+        T + "budget: {search_minutes: 30}",
+        "p.yaml:5:26: budget.search_minutes: it changes nothing: no target says ladder: true, and only then settings "
+        "of the runtime are searched; say ladder: true in a target, or leave it out",
+    ),
     "elsewhere without a family": (
         T + "publish: {elsewhere: portable-fp32}",
         "p.yaml:5:22: publish.elsewhere: it changes nothing: no target is in a family, and only a version that holds "
@@ -54,6 +64,9 @@ def test_a_setting_that_changes_nothing_is_a_warning(write, text: str, message: 
         "targets: {t: {precisions: [int8-dynamic]}}\ntolerances: {int8: {cosine: 0.9}, int8-dynamic: {cosine: 0.9}}",
         "targets: {t: {precisions: [fp16]}}\ntolerances: {int8: {cosine: 0.9}}",
         T + "serving: {rates: [5], seconds: 30}",
+        "targets: {t: {ladder: true}, u: {}}\nbudget: {search_minutes: 30}",
+        "targets: {t: {precisions: [int8]}}\nfallback: {max_evaluations: 50}",
+        "targets: {t: {precisions: [int8]}}\nfallback: {mixed_precision: false}",
         T + "promote: {alias: prod, approval: release.approval}",
         "targets: {t: {family: f}}\npublish: {elsewhere: portable-fp32}",
     ],

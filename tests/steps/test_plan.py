@@ -25,6 +25,7 @@ from compile_stage.core.records import (
     Scheme,
     Target,
 )
+from compile_stage.measure.behaviour import calls_to_compare
 from compile_stage.steps import plan as plan_module
 from compile_stage.steps.plan import plan
 from compile_stage.steps.resolve import refuse_policy
@@ -304,3 +305,13 @@ def test_more_threads_than_can_compute_here_are_noted(monkeypatch: pytest.Monkey
     assert notes(threads=64, hardware={"cores": "96"}) == [], "it is measured elsewhere"
     monkeypatch.setattr(plan_module, "cpu_limit", lambda: 1.5)
     assert "has threads: 2, and this machine has a CPU limit of 1.5 cores" in notes(threads=2)[0]
+
+
+def test_a_batch_that_takes_long_to_prove_is_noted() -> None:
+    """Broken: `batch_sizes: [1048576]` runs for minutes in one step, and neither plan nor run says why; or the number
+    of rows is not what the proof takes."""
+    assert not [note for note in plan(SOURCE, with_target(batch_sizes=(1, 512)), hardware()).notes if "rows" in note]
+    (note,) = [note for note in plan(SOURCE, with_target(batch_sizes=(1, 2**17)), hardware()).notes if "rows" in note]
+    assert "a batch size of 131,072: the original and each candidate answer about 655,360 rows" in note
+    answered = sum(len(call["rows"]) for call in calls_to_compare(100, (1, 2**17), 0))
+    assert answered + 2**17 == pytest.approx(655_360, rel=0.2)  # and once to repeat a call
