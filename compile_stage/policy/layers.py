@@ -280,7 +280,7 @@ def _add_set(layers: Layers, argument: str) -> None:
         before, after = resolve(layers), resolve(replace(layers, sets=over))
         if found := list(broken(locks, before, after, node)):
             layers.problems += found
-            return  # or the next one of the same key would be told that it must stay as this one says
+            return  # or the next one of the same key would be compared with it
     layers.sets = over
 
 

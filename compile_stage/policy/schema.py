@@ -153,7 +153,8 @@ class Select(Section):
         "little too much, one passes by luck more often. `winner`: where m candidates miss a limit for its interval "
         "alone, the winner is judged at 1 - (1 - confidence) / (1 + m), so that one that loses more than the limit "
         "is published about as seldom as `confidence` says, however many are tried. It takes more samples: "
-        "about 1,000 for a limit of 0.01 at 0.95 (docs/proof.md)."
+        "about 1,000 for a limit of 0.01 at 0.95. Beside `serving`, each that passes is judged once, the best first, "
+        "before anything is served: by the m of that moment (docs/proof.md)."
     )
 
 
