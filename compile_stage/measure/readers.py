@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 import zipfile
 from collections.abc import Callable, Mapping
@@ -260,16 +260,32 @@ def _nested(cell: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------- python, synthetic
 
 
+def demand_importable(spec: DataSpec) -> None:
+    """Raises PolicyError where the package of the function that makes the samples is not there. Nothing is imported."""
+    path = spec.source.partition(":")[2]
+    package = path.partition(":")[0].partition(".")[0]
+    try:
+        found = importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that was put among those that are loaded, without a spec
+        found = True
+    if not found:
+        raise _not_importable(spec, path, f"No module named {package!r}")
+
+
+def _not_importable(spec: DataSpec, path: str, why: object) -> PolicyError:
+    return PolicyError(
+        f"the function {path!r} can't be imported: {why}",
+        fix="write python:package.module:function, and put the package's folder on PYTHONPATH",
+        where=spec.source,
+    )
+
+
 def _from_function(spec: DataSpec, path: str) -> Table:
     module_name, _, function_name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise PolicyError(
-            f"the function {path!r} can't be imported: {error}",
-            fix="write python:package.module:function, and put the package's folder on PYTHONPATH",
-            where=spec.source,
-        ) from error
+        raise _not_importable(spec, path, error) from error
     try:
         answer = function()
     except Exception as error:

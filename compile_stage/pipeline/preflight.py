@@ -37,7 +37,7 @@ from compile_stage.core.records import (
 from compile_stage.core.sample_sizes import confidence_notes
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
-from compile_stage.measure.readers import SampleRequest
+from compile_stage.measure.readers import SampleRequest, demand_importable
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
 from compile_stage.steps.export import demand_batch_sizes, inspect
@@ -47,7 +47,8 @@ from compile_stage.steps.sample import sample
 def preflight(context: Context, plan: Plan) -> Plan:
     """The plan, with the jobs that can't pass among the refused ones, and how a run of it would end.
 
-    Samples that a function of the user's makes are not looked at: it may take as long as it likes.
+    Samples that a function of the user's makes are not looked at, since it may take as long as it likes; whether its
+    package is there is.
 
     Raises:
         SourceError: The model is refused, or no target could have it.
@@ -84,7 +85,8 @@ def preflight(context: Context, plan: Plan) -> Plan:
 @dataclass(frozen=True)
 class _Checks:
     """Attributes:
-    notes: How many samples the confidence of the limits needs, of the targets looked at so far.
+    notes: How many samples the confidence of the limits needs, and which samples were not looked at, of the targets so
+        far.
     """
 
     context: Context
@@ -137,6 +139,12 @@ class _Checks:
         self, role: str, spec: DataSpec, signature: Signature, shapes: Mapping[str, ShapeRange]
     ) -> SampleSet | None:
         if spec.source.startswith("python:"):
+            if plugins.importable(plugins.load("sources", self.source.flavor)):  # else another interpreter reads them
+                demand_importable(spec)
+            self.notes.append(
+                f"the {role} samples are made by {spec.source}, which a plan does not call: whether they are enough "
+                "and fit the model is not known"
+            )
             return None
         request = SampleRequest(spec=spec, signature=signature, seed=self.data.seed, shapes=shapes)
         return sample(self.context, self.worker, self.source, role, request)
