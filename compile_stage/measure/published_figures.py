@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
-from compile_stage.core.records import Candidate, Check, Outcome, SourceModel, TargetPolicy, Timing, Waiver
+from dataclasses import replace
+
+from compile_stage.core.records import (
+    Bundle,
+    Candidate,
+    Check,
+    Outcome,
+    SourceModel,
+    TargetPolicy,
+    Timing,
+    Waiver,
+    is_ratio_known,
+    surely_faster,
+)
 from compile_stage.measure import stats
+from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.quantiles import GATED, percentile
 from compile_stage.measure.search import margin
 
 
-def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate) -> str:
-    """What it is, how fast and how exact, in one line."""
+def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate, *, speed_known: bool = True) -> str:
+    """What it is, how fast and how exact, in one line.
+
+    Args:
+        speed_known: False where something slowed the baseline down, so that no speedup over it is one.
+    """
     job, artifact = chosen.job, chosen.artifact
     what = f"{source.name} {source.version}".strip()
     parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
     timing = stats.deciding_timing(chosen.measurement, target)
     if timing is not None:
         parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
-        parts += _speedup_words(timing)
+        parts += _speedup_words(timing) if speed_known else _UNKNOWN_SPEED
     parts += [_accuracy_words(chosen), *_waived_words(chosen)]
     size = [f"{artifact.size_bytes / 1e6:.3g} MB"] if artifact is not None else []
     return "; ".join([*parts, *size]) + "."
 
 
+_UNKNOWN_SPEED = ["how many times the original's speed is not known (something slowed the original down)"]
+
+
+def without_speed(bundle: Bundle, source: SourceModel, target: TargetPolicy, chosen: Candidate) -> Bundle:
+    """The bundle as its registry shows it where something slowed the baseline down: without a speedup over it."""
+    metrics = {name: value for name, value in bundle.metrics.items() if not name.startswith("speedup.")}
+    return replace(bundle, metrics=metrics, summary=summary_of(source, target, chosen, speed_known=False))
+
+
 def _speedup_words(timing: Timing) -> list[str]:
-    """An unstable ratio is a range without a figure of its own."""
+    """An unstable ratio is a range without a figure of its own, or only its lower end where the range has no end of
+    use."""
     if timing.speedup is None:
         return []
-    low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
-    if not timing.stable:
-        return [f"{low:.2f} to {high:.2f} times the original's speed (unstable measurement)"]
-    return [f"{timing.speedup:.2f} times the original's speed (95 % interval {low:.2f} to {high:.2f})"]
+    ends = timing.speedup_interval or (timing.speedup, timing.speedup)
+    low, high = map(ratio_text, ends)
+    if timing.stable:
+        return [f"{timing.speedup:.2f} times the original's speed (95 % interval {low} to {high})"]
+    if surely_faster(ends) is not None:
+        return [f"at least {low} times the original's speed (unstable measurement)"]
+    if not is_ratio_known(ends):
+        return ["how many times the original's speed is not known (unstable measurement)"]
+    return [f"{low} to {high} times the original's speed (unstable measurement)"]
 
 
 def _accuracy_words(chosen: Candidate) -> str:
