@@ -113,7 +113,7 @@ _LIMITS = """\
 - An own metric is `python:package.module:function: {limit: 0.1, direction: at_most}`; the function takes (candidate,
   baseline, labels) arrays, and answers with one number, or with one for each sample, whose mean counts. With
   `confidence: 0.95` the worse end of a paired bootstrap's interval must hold. For one number the function is called up
-  to 1,400 times.
+  to 1,400 times. A plan imports the function, and refuses the candidates where it can't.
 - By output: `outputs: {logits: {cosine: 0.995}}`. A limit on an output takes the place of the general limit of the same
   metric, for that output.
 - `null` takes an inherited limit away (under `outputs`, the general limit then holds again). `int8: null` takes all
