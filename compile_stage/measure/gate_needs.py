@@ -27,9 +27,11 @@ _UNKNOWN_SIZE = 16
 
 def declared_outputs(signature: Signature, rows: int) -> tuple[dict[str, Array], bool]:
     """Arrays of the declared types and shapes with so many rows, which take no memory, and whether all sizes beside the
-    rows are known."""
+    rows are known. None at all where a graph does not say how many axes an output has."""
     outputs: dict[str, Array] = {}
     sizes_known = True
+    if not all(spec.shape for spec in signature.outputs):
+        return {}, False
     for spec in signature.outputs:
         sizes_known &= all(isinstance(size, int) for size in spec.shape[1:])
         shape = [rows, *(size if isinstance(size, int) else _UNKNOWN_SIZE for size in spec.shape[1:])]

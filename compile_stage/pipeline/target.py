@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from compile_stage.core.context import Context
+from compile_stage.core.generation import session_signature
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Answers, Candidate, Job, Plan, Refusal, SampleSet, TargetPolicy, TargetResult
 from compile_stage.core.sample_sizes import confidence_notes
@@ -58,7 +59,7 @@ def open_target(context: Context, source_worker: Worker, plan: Plan, policy: Tar
     if not jobs:
         return OpenedTarget(policy)
     inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
-    signature = inputs.exported.signature
+    signature = session_signature(inputs.exported.signature, policy.target.generation)
     reasons = unfit_limits(jobs, policy.performance, signature, plan.policy.budget)
     reasons |= unfit(jobs, inputs.validation, data, signature)
     left = tuple(job for job in jobs if job.id not in reasons)
