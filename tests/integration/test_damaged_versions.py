@@ -69,8 +69,15 @@ def second(name: Path) -> None:
     (name / "1" / "version.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("remeasure", [False, True])
-@pytest.mark.parametrize("file", ["data/artifact/model.onnx", "code/compile_stage/flavor.py", "MLmodel"])
+@pytest.mark.parametrize(
+    ("file", "remeasure"),
+    [
+        ("data/artifact/model.onnx", False),
+        ("data/artifact/model.onnx", True),
+        ("code/compile_stage/flavor.py", False),
+        ("MLmodel", False),
+    ],
+)
 def test_a_run_publishes_anew_what_was_damaged(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path, file: str, remeasure: bool
 ) -> None:
@@ -221,16 +228,11 @@ def test_promote_by_hand_says_what_it_did_not_compare_and_what_was_waived(
     )
 
 
-@pytest.mark.parametrize("command", [api.verify, api.validate, lambda uri: api.promote(uri, "prod")])
 def test_a_folder_named_like_the_version_does_not_stand_for_it(
-    command: Callable[[str], object],
-    embedded: str,
-    small_model: Path,
-    write_policy: Callable[..., Path],
-    tmp_path: Path,
+    embedded: str, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Broken: who opens a pull request commits a whole bundle as `models:/net-compiled/1`, and CI promotes the
-    registry's damaged version by it."""
+    """Broken: who opens a pull request commits a whole bundle as `models:/net-compiled/1`, and CI verifies, validates
+    or promotes the registry's damaged version by it."""
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -245,6 +247,8 @@ def test_a_folder_named_like_the_version_does_not_stand_for_it(
     stored = Path(client.get_logged_model(source.removeprefix("models:/")).artifact_location)
     shutil.copytree(stored, Path("models:") / receipt.name / receipt.version)
     flip(stored / "data" / "artifact" / "model.onnx")
-    with pytest.raises(IntegrityError, match="the files are not those that were published"):
-        command(receipt.uri)
+    commands: list[Callable[[str], object]] = [api.verify, api.validate, lambda uri: api.promote(uri, "prod")]
+    for command in commands:
+        with pytest.raises(IntegrityError, match="the files are not those that were published"):
+            command(receipt.uri)
     assert not client.get_registered_model(receipt.name).aliases

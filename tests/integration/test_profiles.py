@@ -22,15 +22,15 @@ from compile_stage.report.result import result_json_schema
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-WIDTH = 800
-BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0}"
+WIDTH = 400
+BODY = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}"
 
 
 def write_planted(folder: Path) -> Path:
     """Write `folder/planted`, a small network with a useless large product planted into it, and 32 samples as
     `folder/data.npz`; returns the former.
 
-    Conv → Relu → mean → x; x → LayerNormalization → y; x repeated to [64, 800], times [800, 800] → added to y, almost
+    Conv → Relu → mean → x; x → LayerNormalization → y; x repeated to [64, 400], times [400, 400] → added to y, almost
     nothing of it.
     """
     import mlflow
