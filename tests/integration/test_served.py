@@ -106,6 +106,7 @@ def test_a_loader_that_is_broken_is_seen_when_the_candidate_is_measured(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_run")
 def test_what_serving_can_not_load_is_not_promoted(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_what_serving_can_not_load_is_not_promoted(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_run")
 def test_what_answers_otherwise_in_serving_is_not_promoted(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_what_answers_otherwise_in_serving_is_not_promoted(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_run")
 def test_the_very_files_are_loaded_once_and_others_anew(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,8 +219,13 @@ def test_what_nobody_could_load_is_promoted_by_name_of_the_option_only(
     ("change", "says"),
     [
         (negate, "answers otherwise when MLflow loads it"),
-        (lambda code: (code / "serving" / "prediction_io.py").unlink(), "serving can't load it: ModuleNotFoundError"),
+        pytest.param(
+            lambda code: (code / "serving" / "prediction_io.py").unlink(),
+            "serving can't load it: ModuleNotFoundError",
+            marks=pytest.mark.slow,
+        ),
     ],
+    ids=["wrong", "missing"],
 )
 def test_a_validation_elsewhere_loads_the_version_too(
     change: Callable[[Path], object],
@@ -251,6 +259,7 @@ def test_a_validation_elsewhere_loads_the_version_too(
         api.promote(draft.receipt.uri, "edge")
 
 
+@pytest.mark.usefixtures("known_run")
 def test_the_copy_is_loaded_where_cache_and_source_are_hidden(
     small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
