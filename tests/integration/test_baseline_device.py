@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 FAST = (
-    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}\n"
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}\n"
     "fallback: {mixed_precision: false}"
 )
 Write = Callable[..., Path]

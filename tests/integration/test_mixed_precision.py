@@ -29,7 +29,7 @@ BODY = """\
 tolerances: {{int8: {{snr_db: {snr_db}}}}}
 select: {{prefer: size}}
 performance: {{min_speedup: null}}
-budget: {{measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}}
+budget: {{measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}}
 fallback: {{max_evaluations: {evaluations}, max_minutes: 5}}
 """
 

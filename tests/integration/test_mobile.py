@@ -17,7 +17,7 @@ from compile_stage.core.plugins import registry_for
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
 BODY = (
-    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}\n"
+    "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}\n"
     'promote: {alias: "{target}-prod"}'
 )
 Write = Callable[..., Path]

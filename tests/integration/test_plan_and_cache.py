@@ -15,7 +15,7 @@ from compile_stage.engine.local import LocalEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
-FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}"
+FAST = "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}"
 
 
 def by_scheme(plan: Plan) -> dict[str, tuple[str, ...]]:

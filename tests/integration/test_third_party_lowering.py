@@ -19,7 +19,7 @@ BODY = """
 tolerances: {fp16-weights: {max_rel: 0.01}}
 performance: {min_speedup: null}
 select: {prefer: size}
-budget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}
+budget: {measure_seconds: 0.3, soak_seconds: 0, predict_seconds: 0}
 """
 
 

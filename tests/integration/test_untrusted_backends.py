@@ -57,7 +57,7 @@ def test_each_way_to_die_is_named_rightly_and_harms_nobody_else(
         f"backends: [{', '.join(DYING)}, onnxruntime], precisions: [fp32]",
         # On a loaded machine too an honest job must end before its time does, and a greedy one have the memory by then.
         "performance: {min_speedup: null}\n"
-        "budget: {job_minutes: 0.4, job_memory_mb: 600, measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}",
+        "budget: {job_minutes: 0.4, job_memory_mb: 600, measure_seconds: 1, soak_seconds: 0, predict_seconds: 0}",
     )
     result = run(small_model, policy, tmp_path / "out")
     for backend, (kind, words) in DYING.items():
@@ -76,7 +76,7 @@ def test_a_compiler_that_measures_has_the_machine_alone(
     """Broken: a tuner would time its kernels beside another compilation, and keep the wrong ones."""
     policy = write_policy(
         "backends: [fake-beside, fake-measures], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.exit_code == 0
@@ -90,7 +90,7 @@ def test_no_false_answer_passes(small_model: Path, write_policy: Callable[..., P
     """Broken: a pass with an output lost, renamed, empty, shortened, of NaN or of other values than the original's."""
     policy = write_policy(
         f"backends: [{', '.join(LYING)}], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0.2, predict_seconds: 0}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.targets[0].selection.winner is None
@@ -113,7 +113,7 @@ def test_slower_than_the_original_is_rejected_for_that_reason(
     """Broken: an artifact that is right but slower would be shipped, as peers do."""
     policy = write_policy(
         "backends: [fake-slow], precisions: [fp32]",
-        "budget: {measure_seconds: 2, soak_seconds: 0.2, predict_seconds: 0}",
+        "budget: {measure_seconds: 2, soak_seconds: 0, predict_seconds: 0}",
     )
     result = run(small_model, policy, tmp_path / "out")
     assert result.exit_code == 3
@@ -126,7 +126,7 @@ def test_dying_while_it_is_measured_costs_only_that_candidate(
     """Broken: one crash in the measurement would lose everybody's numbers, or be cached."""
     policy = write_policy(
         "backends: [fake-dies-later, onnxruntime], precisions: [fp32]",
-        "performance: {min_speedup: null}\nbudget: {measure_seconds: 2, soak_seconds: 0.2, predict_seconds: 0}",
+        "performance: {min_speedup: null}\nbudget: {measure_seconds: 0.5, soak_seconds: 0, predict_seconds: 0}",
     )
     result = run(small_model, policy, tmp_path / "out")
     failure = only(result, "fake-dies-later").failure
@@ -142,7 +142,7 @@ def test_nothing_real_compared_is_no_pass(
     """Broken: made-up samples, or three of them, would prove a model."""
     policy = write_policy(
         "backends: [onnxruntime], precisions: [fp32]",
-        "budget: {measure_seconds: 1, soak_seconds: 0.2, predict_seconds: 0}",
+        "budget: {measure_seconds: 1, soak_seconds: 0, predict_seconds: 0}",
     )
     chosen = "data.validation.source=synthetic" if source == "synthetic" else "data.validation.max_samples=3"
     result = api.run(f"folder:{small_model}", policy, sets=[chosen], out=tmp_path / "out", publish=False)
