@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes.client
 import pytest
 import yaml
 
@@ -85,6 +84,8 @@ RAY_JOB = fields(
 
 def strays(value: Any, kind: str, where: str) -> list[str]:
     """Paths of a Kubernetes object that its type in the Kubernetes client lacks, or has in another form."""
+    import kubernetes.client  # a second, which every test process would spend when it collects
+
     if (inner := re.fullmatch(r"list\[(.+)\]", kind)) is not None:
         if not isinstance(value, list):
             return [f"{where} is no list"]
