@@ -120,7 +120,7 @@ def save(path: Path, model: Any, frame: Any = X, **options: Any) -> SourceModel:
         pip_requirements=["scikit-learn"],
         **options,
     )
-    return source_of(path, "sklearn")
+    return source_of(path, "sklearn", parsed=True)
 
 
 def scaled(model: Any) -> Any:
@@ -683,6 +683,7 @@ def test_skops_types_that_nobody_declared_are_refused(tmp_path: Path) -> None:
     model = mlflow.models.Model.load(source.path)
     model.flavors["sklearn"]["skops_trusted_types"] = []
     model.save(str(Path(source.path) / "MLmodel"))
+    source = source_of(Path(source.path), "sklearn")  # the file is another now
     assert "sklearn.tree._tree.Tree" in (SklearnSource().refuse(source, Compliance()) or "")
 
 
@@ -771,6 +772,7 @@ def test_functions_of_numpy_and_scikit_learn_that_run_what_they_are_given_are_re
     described = mlflow.models.Model.load(source.path)
     described.flavors["sklearn"]["skops_trusted_types"] = [*TRUSTED, name]
     described.save(str(Path(source.path) / "MLmodel"))
+    source = source_of(Path(source.path), "sklearn")  # the file is another now
     assert name in (SklearnSource().refuse(source, Compliance()) or "")
     assert not marker.exists()
 
@@ -1021,6 +1023,7 @@ def test_text_columns_need_an_example_and_text_in_every_row(tmp_path: Path) -> N
     about = mlflow.models.Model.load(source.path)
     about.saved_input_example_info = None
     about.save(str(Path(source.path) / "MLmodel"))
+    source = source_of(Path(source.path), "sklearn")  # the file is another now
     try:
         reason = SklearnSource().refuse(source_of(Path(source.path), "sklearn"), Compliance())
     except SourceError as error:
