@@ -88,11 +88,15 @@ class Proof:
         more = Proof.of(candidates, self.reference, self.digest)
         return replace(self, gates={**self.gates, **more.gates}, waived=(*self.waived, *more.waived))
 
+    def only(self, name: str) -> Proof:
+        """The same for one of its participants."""
+        waived = tuple(one for one in self.waived if one == name)
+        return replace(self, gates={name: self.gates[name]}, waived=waived)
+
     def key(self) -> dict[str, Any]:
         """What of it decides a verdict, for cache keys."""
         gates = {name: [replace(gate, origin="") for gate in gates] for name, gates in self.gates.items()}
-        mixed = {"mixed": True} if self.mixed else {}  # measurements of all others stay in the cache
-        return {"gates": gates, "reference": self.digest, "waived": self.waived, **mixed}
+        return {"gates": gates, "reference": self.digest, "waived": self.waived, "mixed": self.mixed}
 
 
 ANSWERED_OTHERWISE = "answered differently while it was timed"

@@ -634,13 +634,17 @@ GATE = Gate(metric="cosine", limit=0.99, direction="at_least")
         ({}, True),
         ({"seed": 1}, True),
         ({"others_gates": (GATE,)}, True),
+        ({"waived": ("other",)}, True),
         ({"gates": (GATE,)}, False),
         ({"waived": ("fast",)}, False),
         ({"reference": "of another original"}, False),
         ({"samples": replace(SAMPLES, digest="others")}, False),
         ({"target": replace(TARGET, threads=TARGET.threads + 1)}, False),
         ({"target": replace(TARGET, batch_sizes=(*TARGET.batch_sizes, 64))}, False),
+        ({"target": replace(TARGET, device="gpu")}, False),
         ({"options": {"threads": 1}}, False),
+        ({"toolchain": {"onnxruntime": "0"}}, False),
+        ({"cpu": "another"}, False),
     ],
     ids=lambda changed: "-".join(changed) if isinstance(changed, dict) else "",
 )
@@ -664,11 +668,13 @@ def test_a_wrong_answer_counts_for_what_gave_it_and_for_nothing_else(
             digest=reference,
             waived=of.get("waived", ()),
         )
-        fast = replace(artifact(job_id="fast", path=str(tmp_path / "compiled")), options=options or {})
+        fast = artifact(job_id="fast", path=str(tmp_path / "compiled"), options=options or {})
+        fast = replace(fast, toolchain=of.get("toolchain", fast.toolchain))
+        here = replace(context.hardware, cpu=of.get("cpu", context.hardware.cpu))
         request = MeasurementRequest(
             label="cpu", samples=samples, target=target, budget=Budget(measure_seconds=1), seed=seed, proof=proof
         )
-        return benchmark(context, source(), {"fast": fast}, request).failures
+        return benchmark(replace(context, hardware=here), source(), {"fast": fast}, request).failures
 
     assert failures()
     refused[0] = ""
