@@ -31,7 +31,15 @@ def read_signature(estimator: Any, source: SourceModel) -> Signature:
                 fix=f"put it into ColumnTransformer([('text', {kind}(), 'text')]), and fit that on a data frame",
                 where=source.uri,
             )
-        raise SourceError("it is not fitted, or does not say how many features it takes", where=source.uri)
+        # A step of somebody's own says nothing of its features; whether it can be converted is asked with those of the
+        # signature.
+        features = len(mlmodel.columns(source) or ()) if _is_fitted(estimator) else None
+    if not features:
+        raise SourceError(
+            "it is not fitted, or neither it nor its signature says how many features it takes",
+            fix="log it, fitted, with the signature of a data frame: infer_signature(frame, model.predict(frame))",
+            where=source.uri,
+        )
     inputs = _inputs(estimator, source, int(features))
     if is_classifier(estimator):
         classes = getattr(estimator, "classes_", ())
@@ -49,6 +57,17 @@ def read_signature(estimator: Any, source: SourceModel) -> Signature:
         return Signature(inputs=inputs, outputs=tuple(outputs))
     targets, column = (answer.shape[1], True) if answer.ndim > 1 else (1, False)
     return Signature(inputs=inputs, outputs=(tabular.prediction(targets, column=column),))
+
+
+def _is_fitted(estimator: Any) -> bool:
+    from sklearn.exceptions import NotFittedError
+    from sklearn.utils.validation import check_is_fitted
+
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        return False
+    return True
 
 
 def _has_several_labels(model: Any) -> bool:

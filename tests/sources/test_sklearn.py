@@ -16,6 +16,7 @@ import pytest
 from factories import target
 from mlflow.models import infer_signature
 from skl2onnx import to_onnx
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
@@ -795,6 +796,25 @@ def test_an_estimator_without_converter_is_named(tmp_path: Path) -> None:
     reason = SklearnSource().refuse(source, PICKLES) or ""
     assert "LabelSpreading has no converter" in reason
     assert "mlflow.onnx" in reason, "the plan says what is wrong, and not what helps"
+
+
+class Clipped(TransformerMixin, BaseEstimator):
+    """A step as people write it: it does not say how many features it was fitted on."""
+
+    def fit(self, x: Any, y: Any = None) -> Clipped:
+        self.fitted_ = True
+        return self
+
+    def transform(self, x: Any) -> Any:
+        return np.clip(x, -1, 1)
+
+
+def test_a_step_of_somebodys_own_that_comes_first_is_named(tmp_path: Path) -> None:
+    """Broken: a fitted model is said not to be fitted, since its first step does not count its features."""
+    model = make_pipeline(Clipped(), LogisticRegression())
+    for fitted, says in ((model.fit(X[:50], Y[:50]), "Clipped has no converter"), (clone(model), "it is not fitted")):
+        source = save(tmp_path / says[:7], fitted, signature=infer_signature(X, Y), serialization_format="cloudpickle")
+        assert says in (SklearnSource().refuse(source, PICKLES) or "")
 
 
 def test_categorical_features_of_a_histogram_model_are_refused(tmp_path: Path) -> None:
