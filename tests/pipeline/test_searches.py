@@ -164,7 +164,7 @@ def test_the_mixed_one_stands_behind_what_missed_and_keeps_what_it_needs(world: 
     assert mixed.portable is not None
     assert mixed.portable.kept == {"fp32": ("b",)}
     assert Path(mixed.portable.path).read_text() == "mixed"
-    assert [(trial.kept, trial.passed) for trial in noted.trials][0] == (("a",), False)
+    assert (noted.trials[0].kept, noted.trials[0].passed) == (("a",), False)
     assert {trial.kept for trial in noted.trials if trial.passed} >= {("a", "b"), ("b",)}
     for trial in noted.trials:
         assert trial.latency_s == pytest.approx(0.01 + 0.001 * len(trial.kept))
