@@ -14,7 +14,8 @@ import numpy as np
 from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.gates import fitting, in_force, suits
 from compile_stage.measure.label_needs import NUMBERS
-from compile_stage.measure.tasks import CLASS_TASKS, HIGHER_IS_BETTER, label_values, scored_output
+from compile_stage.measure.task_scores import CLASS_TASKS, label_values
+from compile_stage.measure.tasks import HIGHER_IS_BETTER, scored_output
 from compile_stage.measure.tokens import TEXT_METRICS, is_text
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from compile_stage.measure.label_needs import missing_labels
 from compile_stage.measure.proportions import drop_interval, effective_share, share_interval
 from compile_stage.measure.stats import Interval
 from compile_stage.measure.task_intervals import TaskResult
-from compile_stage.measure.tasks import predicted_classes
+from compile_stage.measure.task_scores import predicted_classes
 
 if TYPE_CHECKING:
     from compile_stage.core.records import Gate

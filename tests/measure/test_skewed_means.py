@@ -8,7 +8,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 
 from compile_stage.measure.skewed_means import FURTHEST, Means, compared_means, mean_of, means_interval
 from compile_stage.measure.stats import bootstrap
-from compile_stage.measure.tasks import _score
+from compile_stage.measure.task_scores import score_of
 
 METRICS = {"rmse": root_mean_squared_error, "r2": r2_score}
 
@@ -28,7 +28,7 @@ def test_a_metric_of_means_is_the_librarys_and_its_slopes_are_its_own(metric: st
     random = np.random.default_rng(0)
     truth = random.normal(size=(40, 2))
     answers = [truth + by * random.normal(size=(40, 2)) for by in (0.6, 0.5)]
-    scores = [_score(metric, truth, answer, answers[1], {}) for answer in answers]
+    scores = [score_of(metric, truth, answer, answers[1], {}) for answer in answers]
     drawn = random.integers(0, 40, 40)
     weights = np.bincount(drawn, minlength=40)[None, :].astype(float)
     for answer, score in zip(answers, scores, strict=True):

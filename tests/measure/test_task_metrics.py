@@ -16,7 +16,8 @@ from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.measure.detection import coco_map, read_detections
 from compile_stage.measure.elementwise import NotMeasurableError
 from compile_stage.measure.metrics import ComparedSamples, check_outputs
-from compile_stage.measure.tasks import _score, measure_task
+from compile_stage.measure.task_scores import score_of
+from compile_stage.measure.tasks import measure_task
 from compile_stage.measure.transcripts import transcripts
 
 WITHOUT = 'pip install "compile-stage[metrics]"'
@@ -53,7 +54,7 @@ def test_spearman_is_scipys_on_every_resample(seed: int, ties: bool, count: int)
         truth, scores = np.round(truth), np.round(scores)
     if np.ptp(truth) == 0 or np.ptp(scores) == 0:
         return
-    score = _score("spearman", truth, scores, scores, {})
+    score = score_of("spearman", truth, scores, scores, {})
     assert score.value == pytest.approx(spearmanr(truth, scores).statistic)
     assert score.of(np.ones((1, count)))[0] == pytest.approx(score.value, abs=1e-9)
     drawn, weights = resampled(count, seed)
@@ -71,11 +72,11 @@ def test_ndcg_is_scikit_learns_by_list_and_by_query(seed: int, k: int) -> None:
     truth[:, 1] = 0
     scores = np.round(random.normal(size=(9, 7)), 1)
     expected = ndcg_score(truth, scores, k=k)
-    lists = _score("ndcg", truth, scores, scores, {"k": k})
+    lists = score_of("ndcg", truth, scores, scores, {"k": k})
     assert lists.value == pytest.approx(expected)
     queries = np.repeat(np.arange(9), 7)
     shuffled = random.permutation(63)
-    rows = _score("ndcg", truth.ravel()[shuffled], scores.ravel()[shuffled], scores, {"k": k}, queries[shuffled])
+    rows = score_of("ndcg", truth.ravel()[shuffled], scores.ravel()[shuffled], scores, {"k": k}, queries[shuffled])
     assert rows.value == pytest.approx(expected)
     drawn, weights = resampled(9, seed)
     again = ndcg_score(truth[drawn], scores[drawn], k=k)
@@ -88,17 +89,17 @@ def test_lists_may_be_padded_and_queries_without_an_order_are_left_out_of_both()
     truth = np.array([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 0.0, -1.0], [0.0, 3.0, -1.0, -1.0]])
     scores = np.array([[0.1, 0.9, 0.2, 9.0], [0.1, 0.2, 0.3, 0.4], [0.9, 0.1, 0.0, 0.0]])
     by_hand = np.mean([ndcg_score(truth[:1, :3], scores[:1, :3]), ndcg_score(truth[2:, :2], scores[2:, :2])])
-    assert _score("ndcg", truth, scores, scores, {}).value == pytest.approx(by_hand)
+    assert score_of("ndcg", truth, scores, scores, {}).value == pytest.approx(by_hand)
 
 
 def test_embeddings_rank_by_the_cosine_with_their_querys_first_sample() -> None:
     """Broken: a retrieval model that answers with vectors could not be gated on its ranking."""
     vectors = np.array([[1, 0], [1, 0.1], [0, 1], [0, 1], [1, 0], [0.1, 1]], dtype=np.float32)
     queries, truth = np.array([0, 0, 0, 1, 1, 1]), np.array([0.0, 1, 0, 0, 0, 1])
-    assert _score("ndcg", truth, vectors, vectors, {}, queries).value == 1.0
+    assert score_of("ndcg", truth, vectors, vectors, {}, queries).value == 1.0
     worse = vectors[[0, 2, 1, 3, 4, 5]]
-    assert _score("ndcg", truth, worse, vectors, {}, queries).value < 1.0
-    assert _score("spearman", truth, vectors, vectors, {}, queries).value == pytest.approx(
+    assert score_of("ndcg", truth, worse, vectors, {}, queries).value < 1.0
+    assert score_of("spearman", truth, vectors, vectors, {}, queries).value == pytest.approx(
         spearmanr([1, 0, 0, 1], [1 / np.hypot(1, 0.1), 0, 0, 1 / np.hypot(1, 0.1)]).statistic
     )
 
@@ -317,7 +318,7 @@ def test_the_word_error_rate_is_jiwers_on_every_resample(pairs: list[tuple[list[
     """Broken: the interval would be that of a mean over sentences, and short ones weigh as much as long ones."""
     jiwer = pytest.importorskip("jiwer", reason=WITHOUT)
     said, heard = [" ".join(a) for a, _ in pairs], [" ".join(b) for _, b in pairs]
-    score = _score("wer", np.array(said), np.array(heard), np.array(heard), {})
+    score = score_of("wer", np.array(said), np.array(heard), np.array(heard), {})
     assert score.value == pytest.approx(jiwer.wer(said, heard))
     drawn, weights = resampled(len(said), seed)
     again = jiwer.wer([said[i] for i in drawn], [heard[i] for i in drawn])
@@ -348,7 +349,7 @@ def test_the_calibration_error_is_that_of_scikit_learns_curve(seed: int, bins: i
     truth = random.integers(0, classes, 80)
     truth[:classes] = np.arange(classes)
     soft = random.dirichlet(np.ones(classes), 80)
-    score = _score("ece", truth, soft, soft, {"bins": bins})
+    score = score_of("ece", truth, soft, soft, {"bins": bins})
 
     def by_curve(rows: np.ndarray) -> float:
         sure, right = soft[rows].max(axis=1), (soft[rows].argmax(axis=1) == truth[rows]).astype(float)

@@ -19,7 +19,8 @@ from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.proportions import drop_interval
 from compile_stage.measure.skewed_means import mean_of, means_interval
 from compile_stage.measure.task_intervals import FEW_CHANGES
-from compile_stage.measure.tasks import _more_by_others, _score, classifies, measure_task, scored_output
+from compile_stage.measure.task_scores import _more_by_others, score_of
+from compile_stage.measure.tasks import classifies, measure_task, scored_output
 
 N = 300
 RANDOM = np.random.default_rng(0)
@@ -48,7 +49,7 @@ CASES: list[tuple[str, Any, Any, float, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("metric", "truth", "output", "expected", "options"), CASES)
 def test_the_value_is_scikit_learns(metric: str, truth: Any, output: Any, expected: float, options: Any) -> None:
-    assert _score(metric, truth, output, output, options).value == pytest.approx(expected)
+    assert score_of(metric, truth, output, output, options).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("metric", "truth", "output", "expected", "options"), CASES)
@@ -56,12 +57,12 @@ def test_the_bootstrapped_copy_is_the_same_on_every_resample(
     metric: str, truth: Any, output: Any, expected: float, options: Any
 ) -> None:
     """Else the interval would belong to another metric than the value."""
-    score = _score(metric, truth, output, output, options)
+    score = score_of(metric, truth, output, output, options)
     assert score.of(np.ones((1, N)))[0] == pytest.approx(score.value)
     for seed in range(3):
         drawn = np.random.default_rng(seed).integers(0, N, N)
         weights = np.bincount(drawn, minlength=N)[None, :].astype(float)
-        again = _score(metric, truth[drawn], output[drawn], output, options)
+        again = score_of(metric, truth[drawn], output[drawn], output, options)
         assert score.of(weights)[0] == pytest.approx(again.value)
 
 
@@ -107,7 +108,7 @@ def test_a_probability_that_rounds_above_one_is_no_logit() -> None:
     base[np.argmax(BINARY)] = np.nextafter(np.float32(1), np.float32(2))
     result = measure_task(gate("accuracy", 0.01), np.full_like(base, 0.9), base, BINARY, seed=0)
     assert (result.baseline, result.candidate) == (1.0, pytest.approx(BINARY.mean()))
-    assert _score("log_loss", BINARY, base, base, {}).value == pytest.approx(-np.log(0.9), rel=0.01)
+    assert score_of("log_loss", BINARY, base, base, {}).value == pytest.approx(-np.log(0.9), rel=0.01)
 
 
 @pytest.mark.parametrize("columns", [1, 2])
@@ -116,16 +117,16 @@ def test_probabilities_below_the_floor_of_a_logarithm_are_ranked(columns: int) -
     that loses the order of what is improbable would pass."""
     score = np.exp(RANDOM.normal(size=len(BINARY)) + BINARY - 60)
     output = score if columns == 1 else np.stack([1 - score, score], axis=1)
-    assert _score("roc_auc", BINARY, output, output, {}).value == pytest.approx(sk.roc_auc_score(BINARY, score))
+    assert score_of("roc_auc", BINARY, output, output, {}).value == pytest.approx(sk.roc_auc_score(BINARY, score))
 
 
 def test_a_log_loss_and_its_interval_have_scikit_learns_floor() -> None:
     """Broken: the value and the middle of its interval would be two numbers for logits that are sure and wrong."""
     logits = np.stack([np.zeros(len(BINARY)), np.where(BINARY, -90.0, 90.0)], axis=1)
-    found = _score("log_loss", BINARY, logits, logits, {})
+    found = score_of("log_loss", BINARY, logits, logits, {})
     assert found.of(np.ones((1, len(BINARY))))[0] == pytest.approx(found.value)
     sure = np.stack([1 - np.where(BINARY, 1e-14, 0.1), np.where(BINARY, 1e-14, 0.1)], axis=1)
-    found = _score("log_loss", BINARY, sure, sure, {})
+    found = score_of("log_loss", BINARY, sure, sure, {})
     assert found.value == pytest.approx(sk.log_loss(BINARY, sure))
 
 
