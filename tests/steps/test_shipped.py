@@ -28,11 +28,13 @@ from compile_stage.core.records import (
     Selection,
     SourceModel,
     TargetResult,
+    Variant,
     Verdict,
     Waiver,
 )
 from compile_stage.registry.folder import FolderRegistry
 from compile_stage.serving.trust import Trust
+from compile_stage.serving.variant_writing import FamilyVersion, with_variants
 from compile_stage.steps.promote import Incumbent, incumbent, lacking, published_now, shipped
 
 HERE = hardware()
@@ -145,6 +147,52 @@ def test_a_version_that_is_damaged_or_passes_no_more_is_not_promoted(
     weights.write_bytes(weights.read_bytes() + b"x")
     with pytest.raises(GateError, match="which was to be promoted, is damaged"):
         shipped(context, ours, result)
+
+
+def test_packages_that_somebody_else_named_are_not_promoted(
+    publish: Publish, ours: SourceModel, tmp_path: Path
+) -> None:
+    """Broken: an alias moves to a version whose requirements were changed, and servers install what nobody looked at."""
+    result = publish("one")
+    (requirements,) = (tmp_path / "registry").glob("**/1/model/requirements.txt")
+    requirements.write_text(requirements.read_text() + "surely-not-ours==1.0\n")
+    with pytest.raises(GateError, match="which was to be promoted, is damaged"):
+        shipped(run_context(tmp_path), ours, result)
+
+
+def test_each_proven_variant_passes_before_an_alias_moves(publish: Publish, ours: SourceModel, tmp_path: Path) -> None:
+    """Broken: an alias moves to a version that answers wrongly on other machines than this one; or one that holds
+    something that is still to be validated elsewhere can't be promoted."""
+    tiny_bundle.write_onnx(tmp_path / "artifact")
+
+    def version(name: str, verdict: Verdict | None) -> TargetResult:
+        lead, other = (
+            Variant(
+                id=id,
+                path=str(tmp_path / "artifact"),
+                manifest=plain({
+                    **tiny_bundle.manifest_fields(),
+                    **tiny_bundle.describe(tmp_path / "artifact"),
+                    "job": plain(JOB),
+                    "target": {"name": id, "batch_sizes": [1]},
+                    "verdict": plain(found),
+                    "timing": {},
+                    "key": f"sha256:{id}",
+                }),
+            )
+            for id, found in (("lead", PASSED), ("other", verdict))
+        )  # fmt: skip
+        staged = tmp_path / f"{name}-staged"
+        shutil.copytree(tmp_path / "artifact", staged / "artifact")
+        given = FamilyVersion(family="x", key=f"sha256:{name}", variants=(lead, other), elsewhere="refuse")
+        whole = with_variants(lead.manifest, given, lead.id, staged)
+        return publish(name, **{key: whole[key] for key in ("family", "variants")})
+
+    context = run_context(tmp_path)
+    assert shipped(context, ours, version("drafted", None)).variant == "lead"
+    assert shipped(context, ours, version("proven", PASSED)).variant in ("lead", "other")
+    with pytest.raises(GateError, match="its own measurement does not: cosine"):
+        shipped(context, ours, version("missed", MISSED))
 
 
 def test_what_an_alias_points_to_is_compared_with_what_follows_it(
