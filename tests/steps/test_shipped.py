@@ -152,7 +152,7 @@ def test_a_version_that_is_damaged_or_passes_no_more_is_not_promoted(
 def test_packages_that_somebody_else_named_are_not_promoted(
     publish: Publish, ours: SourceModel, tmp_path: Path
 ) -> None:
-    """Broken: an alias moves to a version whose requirements were changed, and servers install what nobody looked at."""
+    """Broken: an alias moves to a version whose requirements were changed: servers install what nobody looked at."""
     result = publish("one")
     (requirements,) = (tmp_path / "registry").glob("**/1/model/requirements.txt")
     requirements.write_text(requirements.read_text() + "surely-not-ours==1.0\n")
@@ -165,28 +165,28 @@ def test_each_proven_variant_passes_before_an_alias_moves(publish: Publish, ours
     something that is still to be validated elsewhere can't be promoted."""
     tiny_bundle.write_onnx(tmp_path / "artifact")
 
-    def version(name: str, verdict: Verdict | None) -> TargetResult:
+    def version(key: str, verdict: Verdict | None) -> TargetResult:
         lead, other = (
             Variant(
-                id=id,
+                id=name,
                 path=str(tmp_path / "artifact"),
                 manifest=plain({
                     **tiny_bundle.manifest_fields(),
                     **tiny_bundle.describe(tmp_path / "artifact"),
                     "job": plain(JOB),
-                    "target": {"name": id, "batch_sizes": [1]},
+                    "target": {"name": name, "batch_sizes": [1]},
                     "verdict": plain(found),
                     "timing": {},
-                    "key": f"sha256:{id}",
+                    "key": f"sha256:{name}",
                 }),
             )
-            for id, found in (("lead", PASSED), ("other", verdict))
+            for name, found in (("lead", PASSED), ("other", verdict))
         )  # fmt: skip
-        staged = tmp_path / f"{name}-staged"
+        staged = tmp_path / f"{key}-staged"
         shutil.copytree(tmp_path / "artifact", staged / "artifact")
-        given = FamilyVersion(family="x", key=f"sha256:{name}", variants=(lead, other), elsewhere="refuse")
+        given = FamilyVersion(family="x", key=f"sha256:{key}", variants=(lead, other), elsewhere="refuse")
         whole = with_variants(lead.manifest, given, lead.id, staged)
-        return publish(name, **{key: whole[key] for key in ("family", "variants")})
+        return publish(key, **{field: whole[field] for field in ("family", "variants")})
 
     context = run_context(tmp_path)
     assert shipped(context, ours, version("drafted", None)).variant == "lead"
