@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,39 @@ def _spec(value: Any) -> TensorSpec:
     return TensorSpec(
         name=value.name, dtype=dtype, shape=tuple(dim(size, value.name, axis) for axis, size in enumerate(sizes))
     )
+
+
+def sort_nodes(graph: Any) -> None:
+    """Put each node behind those that it reads, in inner graphs too, as ONNX demands; a graph in order stays as it is.
+    ONNX Runtime sorts a graph itself, so files in another order are in use: its converter to float16 writes the casts
+    of the inputs last."""
+    for node in graph.node:
+        for inner in _inner(node):
+            sort_nodes(inner)
+    made_by = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
+    reads = {at: {made_by[name] for name in _read(node) if name in made_by} for at, node in enumerate(graph.node)}
+    if all(before < at for at, some in reads.items() for before in some):
+        return
+    try:
+        order = list(TopologicalSorter(reads).static_order())
+    except CycleError:
+        return  # no order: the checker says what is wrong
+    ordered = [graph.node[at] for at in order]
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def _inner(node: NodeProto) -> list[Any]:
+    return [graph for one in node.attribute for graph in ([one.g] if one.HasField("g") else one.graphs)]
+
+
+def _read(node: NodeProto) -> Iterator[str]:
+    """The names of its inputs, and of what its inner graphs take from outside."""
+    yield from node.input
+    for graph in _inner(node):
+        for one in graph.node:
+            yield from _read(one)
+        yield from (value.name for value in graph.output)
 
 
 def nodes(graph: Any) -> Iterator[Any]:

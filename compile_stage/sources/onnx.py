@@ -92,6 +92,7 @@ class OnnxSource(Exporter):
         inputs = {spec.name for spec in graph.signature_of(model).inputs}
         for value in [value for value in model.graph.input if value.name not in inputs]:
             model.graph.input.remove(value)
+        graph.sort_nodes(model.graph)
         model.ir_version = max(model.ir_version, _WEIGHTS_ARE_NO_INPUTS)
         if model.functions:  # compilers know ONNX's operators, and not what a file defines itself
             try:
