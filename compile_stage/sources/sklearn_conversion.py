@@ -34,6 +34,7 @@ from compile_stage.sources.sklearn_corrections import (
 )
 from compile_stage.sources.sklearn_functions import register_functions
 from compile_stage.sources.sklearn_imputers import register_imputers
+from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
 from compile_stage.sources.sklearn_labels import register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
@@ -93,6 +94,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             warnings.catch_warnings(),
             columns_by_number(estimator) if by_number else nullcontext(),
             thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
+            isotonic_interpolated(),
         ):
             warnings.simplefilter("ignore")  # deprecations inside the converter
             model = to_onnx(estimator, initial_types=types, options=options, target_opset=tabular.opsets())

@@ -46,15 +46,9 @@ def prepare(estimator: Any) -> None:
 
 
 def refuse_calibration(estimator: Any) -> str | None:
-    """The reason when skl2onnx would convert a calibrated classifier to other probabilities without a word, or not at
-    all. Of isotonic calibration it takes the nearest step, where scikit-learn interpolates."""
+    """The reason when skl2onnx does not convert a calibrated classifier."""
     for part in parts(estimator):
         if type(part).__name__ == "_CalibratedClassifier":
-            if part.method == "isotonic":
-                return (
-                    "skl2onnx converts isotonic calibration to other probabilities: calibrate it with "
-                    "method='sigmoid', or log the model without the calibration"
-                )
             if part.method == "temperature":
                 return (
                     "skl2onnx converts no calibration by a temperature: calibrate it with method='sigmoid', or log the "

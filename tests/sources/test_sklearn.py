@@ -74,6 +74,7 @@ from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Targ
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 from compile_stage.sources import saved, tabular
 from compile_stage.sources.sklearn import SklearnSource
+from compile_stage.sources.sklearn_isotonic import ramps
 from compile_stage.sources.sklearn_missing import write_missing_directions
 
 from .conftest import Proof, run_onnx, source_of
@@ -281,7 +282,6 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (CalibratedClassifierCV(RandomForestClassifier(5), method="isotonic", cv=2), "method='sigmoid'"),
         (CalibratedClassifierCV(LogisticRegression(), method="temperature", cv=2), "a temperature"),
         (CalibratedClassifierCV(scaled(LinearSVC()), cv=2), "put the steps before the calibration"),
         (CalibratedClassifierCV(FrozenEstimator(scaled(LinearSVC()).fit(X, Y))), "put the steps"),
@@ -292,10 +292,41 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
     ],
 )
 def test_what_skl2onnx_gets_wrong_is_refused_in_the_plan(tmp_path: Path, model: Any, words: str) -> None:
-    """Broken: isotonic ones are converted to other probabilities, and all that is said is a missed tolerance, after
-    everything was compiled; of a LinearSVC in a pipeline an option of skl2onnx is named, which nobody can set."""
+    """Broken: a model is converted to other answers, and all that is said is a missed tolerance, after everything was
+    compiled; of a LinearSVC in a pipeline an option of skl2onnx is named, which nobody can set."""
     source = save(tmp_path / "model", model.fit(X, Y), serialization_format="cloudpickle")
     assert words in (SklearnSource().refuse(source, PICKLES) or "")
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("base", [RandomForestClassifier(5, random_state=0), GaussianNB()], ids=["forest", "bayes"])
+def test_isotonic_calibration_lies_between_its_thresholds(
+    tmp_path: Path, prove: Proof, base: Any, classes: int
+) -> None:
+    """Broken: a calibrated model answers with the probability of the nearest threshold, up to 0.1 off; or with one that
+    goes on rising beyond the last."""
+    target_class = np.digitize(NOISY[:, 0] + np.sin(3 * NOISY[:, 1]), [0.0, 1.0][: classes - 1])
+    model = CalibratedClassifierCV(base, method="isotonic", cv=2).fit(NOISY, target_class)
+    source = save(tmp_path / "model", model, NOISY, serialization_format="cloudpickle")
+    rows = (3 * NOISY).astype(np.float32)
+    made = prove(source, {"X": rows}, sizes=(1,), compliance=PICKLES)
+    found = run_onnx(made, {"X": rows})["probabilities"]
+    np.testing.assert_allclose(found, model.predict_proba(rows), atol=1e-4)
+
+
+def test_ramps_meet_each_threshold() -> None:
+    """Broken: of two thresholds that float32 can't tell apart, one is divided by zero and answers NaN; or a calibrator
+    of a single threshold has no ramp."""
+    x = np.array([0.1, 0.1 + 1e-12, 0.5, 0.9])
+    y = np.array([0.0, 0.3, 0.3, 1.0])
+
+    def at(value: float, of: Any, to: Any) -> float:
+        starts, widths, rises = ramps(of, to, np.float32)
+        return float(to[0] + np.sum(rises * np.clip((np.float32(value) - starts) / widths, 0, 1)))
+
+    for value, expected in ((0.0, 0.0), (0.11, 0.3), (0.4, 0.3), (0.7, 0.65), (0.9, 1.0), (2.0, 1.0)):
+        assert at(value, x, y) == pytest.approx(expected, abs=1e-6)
+    assert at(0.3, x[:1], y[1:2]) == at(7.0, x[:1], y[1:2]) == y[1]
 
 
 @pytest.mark.parametrize("around", ["nothing", "a pipeline", "a vote"])
