@@ -17,9 +17,10 @@ from compile_stage.core.records import (
     Sensitivity,
     Trial,
     Verdict,
+    Waiver,
 )
 from compile_stage.measure.search import Found
-from compile_stage.pipeline.mixed_precision import _summary, _with_tied_nodes, order_searches, searchable
+from compile_stage.pipeline.mixed_precision import _decisive, _summary, _with_tied_nodes, order_searches, searchable
 
 
 def test_why_a_float_type_was_given_up_is_said() -> None:
@@ -95,3 +96,30 @@ def test_who_missed_by_least_is_searched_first_and_nobody_without_leave() -> Non
     policy = target_policy(fallback=Fallback(mixed_precision=True))
     assert order_searches([far, validated((COSINE, 0.999, Outcome.PASS)), near], policy) == [near, far]
     assert order_searches([far, near], replace(policy, fallback=Fallback(mixed_precision=False))) == []
+
+
+def test_the_check_that_decides_is_the_worst_that_nobody_waived() -> None:
+    """Broken: a search ends by a check that passed, or is led by one that is waived; or the report names a gate that
+    had room."""
+    waiver = Waiver(gate="cosine", target="cpu", reason="known", owner="me", expires="2999-01-01")
+
+    def of(*found: tuple[str, float, Outcome], waived: str = "") -> str:
+        checks = tuple(
+            Check(
+                gate=replace(COSINE, metric=metric), outcome=outcome, measured=measured, reason="",
+                waived=waiver if metric == waived else None,
+            )
+            for metric, measured, outcome in found
+        )  # fmt: skip
+        gates = (COSINE, replace(COSINE, metric="agreement"))
+        candidate = replace(MISSED, job=replace(MISSED.job, gates=gates), verdict=Verdict(checks=checks))
+        decisive = _decisive(candidate)
+        return decisive.gate.metric if decisive is not None else ""
+
+    missed, passed = Outcome.FAIL, Outcome.PASS
+    worst = (("cosine", 0.5, missed), ("agreement", 0.9, missed), ("shape", 1.0, passed))
+    assert of(*worst) == "cosine"
+    assert of(*worst, waived="cosine") == "agreement"
+    assert of(("cosine", 0.999, passed), ("agreement", 0.9901, passed), ("shape", 0.99, passed)) == "agreement"
+    assert of(("shape", 1.0, passed)) == "shape"
+    assert _decisive(replace(MISSED, verdict=None)) is None

@@ -302,6 +302,18 @@ def test_each_set_of_nodes_has_a_graph_of_its_own(world: World, tmp_path: Path) 
     assert [of.rpartition("-")[2] for of, _ in world.evaluated] == ["mixed", "bf16"]
 
 
+def test_other_packages_rank_and_mix_anew(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: after an update of ONNX Runtime the effects, or the graphs, of the version before are judged."""
+    budget = SearchBudget(evaluations=50, ends=math.inf)
+    find_mixed(run_of(tmp_path), missed(), budget)
+    for updated in ("onnxruntime", "onnx"):
+        versions = lambda *names, new=updated: {name: name == new for name in names}  # noqa: E731
+        monkeypatch.setattr(mixed_precision.plugins, "package_versions", versions)
+        world.calls.clear()
+        find_mixed(run_of(tmp_path), missed(), budget)
+        assert {name for name, _ in world.calls} == {"rank_nodes", "mix"}, updated
+
+
 def test_a_method_of_its_own_ranks_and_lowers(world: World, tmp_path: Path) -> None:
     """Broken: a search of `debug`, which keeps nodes of a graph in another way, mixes the int8 graph instead."""
     graphs: list[tuple[str, ...]] = []

@@ -13,7 +13,17 @@ import pytest
 from factories import measurement, run_context, target, target_policy, timing
 
 from compile_stage.core.errors import UsageError
-from compile_stage.core.records import Artifact, Budget, Candidate, Failure, Job, Plan, SampleSet, TuningOption
+from compile_stage.core.records import (
+    Artifact,
+    Budget,
+    Candidate,
+    Failure,
+    Job,
+    Plan,
+    PortableModel,
+    SampleSet,
+    TuningOption,
+)
 from compile_stage.measure.settings import FoundSettings, Ranked
 from compile_stage.pipeline import option_tuning
 from compile_stage.pipeline.evaluate import Evaluation, EvaluationOptions
@@ -30,8 +40,14 @@ FLUSH = TuningOption(kind="tuning", name="flush", options={"flush": 1}, opening=
 INT8, FP32 = factories.job("int8", where=TARGET), factories.job("fp32", where=TARGET)
 
 
+GRAPH = PortableModel(
+    path="", digest="", form="onnx", opset=17, precision="int8", kept={}, signature=factories.SIGNATURE, made_from=""
+)
+
+
 def made(of: Job, **fields: Any) -> Candidate:
-    return factories.passed(of, artifact=factories.artifact(of, **fields), measurement=None)
+    graph = GRAPH if of.scheme.precision == "int8" else None
+    return factories.passed(of, artifact=factories.artifact(of, **fields), measurement=None, portable=graph)
 
 
 class World:
@@ -54,7 +70,10 @@ class World:
         self.measured: list[tuple[str, str]] = []
 
     def evaluate(self, target: Any, of: Job, options: EvaluationOptions) -> Evaluation:
-        candidate = made(of)
+        # The graph that was proven is opened otherwise, not lowered again; what has none is lowered by its own step.
+        graph = options.lower(None) if options.lower is not None else None  # type: ignore[arg-type]
+        assert graph == (GRAPH if of.scheme.precision == "int8" else None)
+        candidate = replace(made(of), portable=graph)
         if of.tuning_options[-1] in self.wrong:
             candidate = candidate.in_state("failed", "cosine is 0.5")
         return Evaluation(candidate=candidate)
@@ -139,9 +158,15 @@ def test_an_option_with_wrong_answers_is_not_accepted(world: World, tmp_path: Pa
 def test_options_are_tried_on_what_passes_alone(world: World, tmp_path: Path) -> None:
     """Broken: a fast candidate with wrong answers is tuned and published; or, where size is preferred, a large one."""
     wrong = made(INT8).in_state("failed", "cosine is 0.5")
-    _, tuning = tune(run_of(tmp_path), [made(FP32), wrong])
+    world.speedups = {"arena": 1.5}
+    found, tuning = tune(run_of(tmp_path), [made(FP32), wrong])
+    assert ids(found) == [FP32.id, f"{FP32.id}--memory-arena", INT8.id]
     assert tuning is not None
     assert tuning.base == FP32.id
+    stated = replace(FP32, target=replace(TARGET, options={"onnxruntime": {"arena": True}}))
+    _, tuning = tune(run_of(tmp_path), [made(stated)])
+    assert tuning is not None
+    assert [step.reason for step in tuning.steps if "already set by the policy" in step.reason and not step.tried]
     assert tune(run_of(tmp_path), [wrong])[1] == option_tuning.Tuning(reason="no candidate passed every tolerance")
     world.latencies = {INT8.id: 0.002, FP32.id: 0.001}
     small, large = made(INT8, size_bytes=10), made(FP32, size_bytes=40)
