@@ -77,7 +77,21 @@ def advice(error: BaseException) -> str:
         return (
             "log the network as it was before it was quantised: the policy's precisions say what is made of it (int8)"
         )
+    if _is_packed(error):
+        return (
+            "leave pack_padded_sequence out: give the LSTM or GRU the padded batch, and take each row's last step by "
+            "its length, out[torch.arange(out.shape[0]), lengths - 1], which is the same where it has one direction "
+            "(of two, the second would begin with the padding)"
+        )
     return "make its forward traceable by torch.export"
+
+
+def _is_packed(error: BaseException) -> bool:
+    """Whether a trace ended on sequences of several lengths (torch.nn.utils.rnn.pack_padded_sequence)."""
+    from torch.nn.utils.rnn import PackedSequence
+
+    frames = (frame for frame, _ in traceback.walk_tb(_innermost(error).__traceback__))
+    return any(isinstance(value, PackedSequence) for frame in frames for value in frame.f_locals.values())
 
 
 def reason(error: BaseException) -> str:

@@ -1348,6 +1348,41 @@ def test_where_a_trace_ends_is_named_with_what_to_answer(tmp_path: Path) -> None
         TorchSource().export(source, {}, tmp_path / "out")
 
 
+class OfLengths(torch.nn.Module):
+    """Rows of several lengths, as PyTorch's own examples take them, and as the stage's advice says."""
+
+    def __init__(self, *, packed: bool) -> None:
+        super().__init__()
+        self.packed, self.steps = packed, torch.nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, rows: Any, lengths: Any) -> Any:
+        if not self.packed:
+            out, _ = self.steps(rows)
+            return out[torch.arange(out.shape[0]), lengths - 1]
+        together = torch.nn.utils.rnn.pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        return self.steps(together)[1][0]
+
+
+def test_rows_of_several_lengths_are_refused_with_what_answers_alike(tmp_path: Path, prove: Proof) -> None:
+    """Broken: the owner of a recurrent network is told to make it traceable, and not how; or by the advice it answers
+    otherwise."""
+    random = np.random.default_rng(0)
+    given = {"rows": random.normal(size=(6, 5, 3)).astype(np.float32), "lengths": random.integers(1, 6, 6)}
+    packed, padded = OfLengths(packed=True).eval(), OfLengths(packed=False).eval()
+    padded.load_state_dict(packed.state_dict())
+    tensors = {name: torch.from_numpy(value) for name, value in given.items()}
+    with torch.no_grad():
+        torch.testing.assert_close(padded(**tensors), packed(**tensors))
+    saved = {}
+    for name, net in (("packed", packed), ("padded", padded)):
+        signature = infer_signature(given, np.zeros((6, 4), np.float32))
+        saved[name] = save(tmp_path / name, net, given, signature=signature, serialization_format="pickle")
+    with pytest.raises(SourceError, match="can't trace it") as refused:
+        TorchSource().export(saved["packed"], {}, tmp_path / "out")
+    assert "out[torch.arange(out.shape[0]), lengths - 1]" in refused.value.fix
+    prove(saved["padded"], given, compliance=PICKLES)
+
+
 class ByData(torch.nn.Module):
     def forward(self, rows: Any) -> Any:
         return rows + 1 if rows.sum() > 0 else rows
