@@ -63,7 +63,7 @@ def how_to_open_the_batch(signature: Signature, flavor: str) -> str:
     if flavor == "pytorch" and max(sizes.values(), default=0) > 1:
         return (
             "leave the batch open in its signature (-1), and have its forward compute with any: sizes from x.shape[0], "
-            "and no loop over the rows or list of a result for each"
+            "not len(x), which fixes them, and no loop over the rows or list of a result for each"
         )
     return _BATCH_OPENED_BY.get(flavor, _BATCH_OPENED)
 

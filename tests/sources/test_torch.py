@@ -1298,6 +1298,26 @@ def test_a_forward_with_a_loop_over_the_rows_is_refused_with_what_to_change(tmp_
     assert "no loop over the rows" in refused.value.fix
 
 
+class Repeated(torch.nn.Module):
+    """A parameter for each row, whose number comes from len(), as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.ones(1, ROWS.shape[1]))
+
+    def forward(self, rows: Any) -> Any:
+        return torch.cat([self.first.expand(len(rows), -1), rows], 1)
+
+
+def test_a_batch_that_len_fixed_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    """Broken: its owner reads to take sizes from x.shape[0], and does not see that len(x) is none."""
+    source = save(tmp_path / "m", Repeated().eval(), ROWS, serialization_format="pickle")
+    signature = TorchSource().export(source, {}, tmp_path / "out").signature
+    with pytest.raises(SourceError, match=f"takes batches of {len(ROWS)} only") as refused:
+        demand_batch_sizes(source, signature, Target(name="cpu", batch_sizes=(1, 8)))
+    assert "not len(x), which fixes them" in refused.value.fix
+
+
 @dataclass
 class Prediction:
     logits: Any
