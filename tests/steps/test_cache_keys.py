@@ -284,3 +284,17 @@ def test_a_result_is_not_taken_for_that_of_other_packages(
     monkeypatch.setattr(plugins, "cache_identity", lambda group, name: {group: f"{name} updated"})
     monkeypatch.setattr(plugins, "package_versions", lambda *names: dict.fromkeys(names, "updated"))
     assert key_of(call, given, {}) != before
+
+
+@pytest.mark.parametrize("group", ["sources", "backends"])
+def test_figures_are_of_the_packages_of_both_sides(
+    group: str, key_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: after an update of what the original alone, or the artifact alone, runs in, the old speedup would
+    stand."""
+    call, given, _ = STEPS["benchmark"]
+    before, identity = key_of(call, given, {}), plugins.cache_identity
+    monkeypatch.setattr(
+        plugins, "cache_identity", lambda of, name: {of: "updated"} if of == group else identity(of, name)
+    )
+    assert key_of(call, given, {}) != before
