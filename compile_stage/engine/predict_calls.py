@@ -71,6 +71,15 @@ def time_predict() -> float:
     return _opened[1].turn()
 
 
+def time_predict_on_one_thread(calls: int) -> list[float]:
+    """Seconds of calls of the open predict(), with one thread of OpenMP, BLAS and PyTorch. What has threads of its own
+    keeps them."""
+    from compile_stage.sources.original_predict import limited
+
+    with limited(1):
+        return [time_predict() for _ in range(calls)]
+
+
 def close_predict() -> None:
     """Let go of the original's pyfunc."""
     global _opened

@@ -106,7 +106,7 @@ def open_predict(source: SourceModel, compliance: Compliance, target: Target) ->
         except ImportError as error:
             raise SourceError("MLflow is not installed where the original runs, in its toolchain") from error
         folder = _with_threads(source, target.threads, stack)
-        stack.enter_context(_limited(target.threads))
+        stack.enter_context(limited(target.threads))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of other versions of what it was logged with
@@ -206,8 +206,8 @@ def _with_threads(source: SourceModel, threads: int, stack: ExitStack) -> str:
 
 
 @contextmanager
-def _limited(threads: int) -> Iterator[None]:
-    """OpenMP, BLAS and PyTorch at most so wide, where they are installed."""
+def limited(threads: int) -> Iterator[None]:
+    """While in it, OpenMP, BLAS and PyTorch compute with at most so many threads, where they are installed."""
     import importlib.util
     import sys
 

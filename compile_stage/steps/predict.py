@@ -22,7 +22,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Candidate, Plan, PredictSpeedup, TargetResult
+from compile_stage.core.records import Candidate, Plan, PredictSpeedup, Target, TargetResult
 from compile_stage.core.sample_files import as_given
 from compile_stage.measure import stats
 from compile_stage.measure.gates import holds
@@ -33,6 +33,9 @@ PAIRS = 31
 _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
 _BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
 _MEASURE_AGAIN = "measure again with --remeasure on an idle machine"
+_THREADS_COST = 3.0
+"""With its threads the original takes so many times as long as with one: not what a synchronisation costs, but threads
+that wait for cores which others hold. 450 was seen where two cores had 15 busy processes."""
 _TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
@@ -82,7 +85,7 @@ class PredictComparison:
         }
         try:
             made = self.context.cached(
-                "predict-speedup/4",
+                "predict-speedup/5",
                 where.name,
                 key,
                 lambda _: self._measured(target, load),
@@ -91,7 +94,7 @@ class PredictComparison:
         except WorkerError as error:  # no result of the model's: not kept
             return PredictSpeedup(reason=error.problem)
         taken: PredictSpeedup = revive(PredictSpeedup, made.value)
-        return replace(taken, contradiction=contradiction(target, taken))
+        return replace(taken, contradiction=taken.contradiction or contradiction(target, taken))
 
     def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
         compliance, source = self.plan.policy.compliance, self.plan.source
@@ -118,6 +121,7 @@ class PredictComparison:
                 compiled = served.call("prepare_published", samples=samples, batch_size=rows, how=how)
                 self._demand_alike(target, winner, original["answers"], compiled["answers"])
                 pairs = self._take_turns(served, original["seconds"] + compiled["seconds"])
+                alone_s = self._on_one_thread(where)
             except Exception:
                 # What the worker that is gone says to a further call must not take the place of what ended it. After
                 # Ctrl-C it is gone always, and its word for that would be taken for a failure of the model's.
@@ -130,7 +134,8 @@ class PredictComparison:
         except CompileStageError as error:
             return PredictSpeedup(reason=error.problem)
         rows = 1 if how.get("each") else where.batch_sizes[0]
-        return judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
+        found = judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
+        return on_one_thread(found, alone_s, where.threads) if alone_s is not None else found
 
     def _demand_alike(
         self,
@@ -168,6 +173,13 @@ class PredictComparison:
                     self.context.engine.close()  # Ctrl-C: ends the worker that the thread waits for
                 raise
 
+    def _on_one_thread(self, where: Target) -> float | None:
+        """The median of some calls of the original with one thread, in seconds; None where it has one anyway."""
+        if where.threads == 1 or where.device != "cpu":
+            return None
+        with self.context.alone():
+            return stats.median(self.source_worker.call("time_predict_on_one_thread", calls=_FEWEST_PAIRS))
+
     def _take_turns(self, served: Worker, call_s: float) -> list[tuple[float, float]]:
         """Seconds of both, pair by pair; who begins alternates."""
         pairs: list[tuple[float, float]] = []
@@ -198,6 +210,30 @@ def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) ->
         original_s=stats.median([pair[0] for pair in pairs]),
         compiled_s=stats.median([pair[1] for pair in pairs]),
         given=given,
+    )
+
+
+def on_one_thread(found: PredictSpeedup, alone_s: float, threads: int) -> PredictSpeedup:
+    """The figure over the original with one thread, where its threads only held it up, and what that says of the
+    speedups over a baseline with as many threads.
+
+    Args:
+        alone_s: Seconds of a call of the original with one thread.
+        threads: The target's, with which `found` was measured.
+    """
+    if found.original_s is None or found.speedup is None or found.original_s <= _THREADS_COST * alone_s:
+        return found
+    part = alone_s / found.original_s
+    return replace(
+        found,
+        speedup=found.speedup * part,
+        interval=(found.interval[0] * part, found.interval[1] * part) if found.interval is not None else None,
+        original_s=alone_s,
+        contradiction=(
+            f"the original's predict() took {found.original_s * 1e3:.3g} ms with {threads} threads and "
+            f"{alone_s * 1e3:.3g} ms with one: its threads waited for cores that something else held, so that the "
+            f"speedups over the baseline are too large; {_MEASURE_AGAIN}"
+        ),
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compile_stage.core.digest import plain
 from compile_stage.core.errors import WorkerError
 from compile_stage.core.records import PredictSpeedup
+from compile_stage.engine import predict_calls
 from compile_stage.measure.predict_turns import PredictTurns, build_input
 from compile_stage.steps.predict import PredictComparison, judge
 
@@ -109,8 +111,8 @@ def test_the_figure_is_the_quotient_of_the_medians() -> None:
 class WorkerThatEnds:
     """A worker that is gone once a call has raised, as an engine's own: a further call says so."""
 
-    def __init__(self, raises: dict[str, BaseException]) -> None:
-        self._raises, self._over = raises, False
+    def __init__(self, raises: dict[str, BaseException], alone_s: float = 0.001) -> None:
+        self._raises, self._over, self._alone_s = raises, False, alone_s
 
     def call(self, function: str, /, **_: Any) -> Any:
         if self._over:
@@ -119,15 +121,19 @@ class WorkerThatEnds:
             self._over = True
             raise self._raises[function]
         prepared = {"seconds": 0.001, "answers": {}}
+        if function == "time_predict_on_one_thread":
+            return [self._alone_s] * 5
         answers = {"describe_predict": {"words": "an array"}, "open_predict": prepared, "prepare_published": prepared}
         return answers.get(function, 0.001)
 
 
-def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
-    """A comparison whose original's worker ends so."""
-    where = SimpleNamespace(name="cpu", batch_sizes=(1,), threads=1, device="cpu", device_index=0)
+def compared(
+    raises: dict[str, BaseException], threads: int = 1, alone_s: float = 0.001, device: str = "cpu"
+) -> PredictSpeedup | None:
+    """A comparison whose original's worker ends so, or takes 1 ms a call, and with one thread `alone_s`."""
+    where = SimpleNamespace(name="cpu", batch_sizes=(1,), threads=threads, device=device, device_index=0)
     context = SimpleNamespace(
-        cached=lambda step, name, key, make, anew: SimpleNamespace(value=make(None)),
+        cached=lambda step, name, key, make, anew: SimpleNamespace(value=plain(make(None))),
         alone=nullcontext,
         engine=SimpleNamespace(close=lambda: None),
         hardware=None,
@@ -138,6 +144,7 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
         data=SimpleNamespace(seed=0),
     )  # fmt: skip
     target = SimpleNamespace(
+        baseline=None,
         bundle=SimpleNamespace(digest=""),
         winner=SimpleNamespace(
             artifact=SimpleNamespace(backend="onnxruntime", signature=None),
@@ -150,7 +157,7 @@ def compared(raises: dict[str, BaseException]) -> PredictSpeedup | None:
         predictions=None,
     )
     plan = SimpleNamespace(policy=policy, source=SimpleNamespace(flavor="onnx", identity=""))
-    comparison: Any = PredictComparison(context, WorkerThatEnds(raises), plan)  # type: ignore[arg-type]
+    comparison: Any = PredictComparison(context, WorkerThatEnds(raises, alone_s), plan)  # type: ignore[arg-type]
     found: PredictSpeedup | None = comparison.take(target, lambda: WorkerThatEnds({}))
     return found
 
@@ -170,3 +177,43 @@ def test_a_worker_that_crashes_while_predict_is_compared_says_why(monkeypatch: p
     found = compared({"time_predict": WorkerError("crash", "out of memory")})
     assert found is not None
     assert found.reason == "out of memory"
+
+
+def test_the_original_is_compared_with_one_thread_where_its_threads_only_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: on a machine whose cores others hold, the original's two threads wait for each other, 313 ms in place of
+    0.7, and any winner is hundreds of times as fast."""
+    monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
+    found = compared({}, threads=2, alone_s=0.0002)
+    assert found is not None
+    assert found.speedup == pytest.approx(0.2)
+    assert found.interval is not None
+    assert found.interval[0] < 0.2 < found.interval[1] < 1
+    assert found.original_s == 0.0002
+    assert "took 1 ms with 2 threads and 0.2 ms with one" in found.contradiction
+
+
+@pytest.mark.parametrize(
+    ("threads", "alone_s", "device"), [(2, 0.0004, "cpu"), (2, 0.002, "cpu"), (1, 0.0002, "cpu"), (2, 0.0002, "cuda")]
+)
+def test_what_its_threads_cost_otherwise_is_the_originals_own(
+    threads: int, alone_s: float, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: threads that synchronise, or one thread as the target has it, are taken for a slowed baseline."""
+    monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
+    found = compared({}, threads, alone_s, device)
+    assert found is not None
+    assert (found.speedup, found.contradiction) == (1.0, "")
+
+
+def test_calls_on_one_thread_leave_the_process_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: calls that should run on one thread run on all, and what waits is not seen; or those after them don't."""
+    torch = pytest.importorskip("torch", reason="PyTorch has threads that are set by a call")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        turns = SimpleNamespace(turn=lambda: float(torch.get_num_threads()))
+        monkeypatch.setattr(predict_calls, "_opened", (nullcontext(), turns))
+        assert predict_calls.time_predict_on_one_thread(3) == [1.0, 1.0, 1.0]
+        assert predict_calls.time_predict() == 2.0
+    finally:
+        torch.set_num_threads(before)

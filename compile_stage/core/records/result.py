@@ -79,11 +79,12 @@ class PredictSpeedup:
         stable: The interval's half width is at most 10 % of `speedup`.
         rows: Of a call.
         pairs: Calls of each that were timed.
-        original_s, compiled_s: Medians in seconds; None where only their quotient is known (a custom pyfunc).
+        original_s, compiled_s: Medians in seconds; None where only their quotient is known (a custom pyfunc). The
+            original's is that with one thread, where the target's threads only held it up (`contradiction`).
         given: What predict() was given, in words: `a data frame`.
         reason: Why it was not measured; empty where it was.
-        contradiction: What of it can't be true together with the measurement of the runtime, whose speedups are then
-            not to be relied on; empty where nothing is.
+        contradiction: What of it shows that the baseline was slowed down, so that the speedups of the runtime are not
+            to be relied on; empty where nothing does.
     """
 
     speedup: float | None = None
