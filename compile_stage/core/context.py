@@ -181,7 +181,7 @@ _OF_THE_ORIGINAL = frozenset(
             "end_turn",
             "write_tokens",
         ),
-        *("open_predict", "time_predict", "time_predict_on_one_thread", "close_predict"),
+        *("open_predict", "time_predict", "close_predict"),
     )
 )
 

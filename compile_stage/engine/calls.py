@@ -60,7 +60,7 @@ from compile_stage.engine.open_model import (
     warm_up,
 )
 from compile_stage.engine.other_process import repeated_inputs
-from compile_stage.engine.predict_calls import close_predict, describe_predict, time_predict, time_predict_on_one_thread
+from compile_stage.engine.predict_calls import close_predict, describe_predict, time_predict
 from compile_stage.engine.profile_calls import profile_artifact, profile_source
 from compile_stage.engine.serving_calls import (
     answer_requests,
@@ -386,7 +386,6 @@ CALLS: dict[str, Callable[..., Any]] = {
         describe_predict,
         open_predict,
         time_predict,
-        time_predict_on_one_thread,
         close_model,
         close_predict,
         predict_batch,

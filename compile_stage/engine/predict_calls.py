@@ -64,20 +64,20 @@ def open_predict(source: Any, compliance: Any, target: Any, samples: Any, how: A
     raise AssertionError("unreachable")
 
 
-def time_predict() -> float:
-    """Seconds of one call of the open predict()."""
+def time_predict(one_thread: bool = False) -> float:
+    """Seconds of one call of the open predict().
+
+    Args:
+        one_thread: OpenMP, BLAS and PyTorch compute with one thread in it. What has threads of its own keeps them.
+    """
     if _opened is None:
         raise SourceError("no predict() is open in this worker")
-    return _opened[1].turn()
-
-
-def time_predict_on_one_thread(calls: int) -> list[float]:
-    """Seconds of calls of the open predict(), with one thread of OpenMP, BLAS and PyTorch. What has threads of its own
-    keeps them."""
+    if not one_thread:
+        return _opened[1].turn()
     from compile_stage.sources.original_predict import limited
 
     with limited(1):
-        return [time_predict() for _ in range(calls)]
+        return _opened[1].turn()
 
 
 def close_predict() -> None:

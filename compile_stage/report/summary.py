@@ -179,6 +179,9 @@ def predict_text(target: TargetResult) -> str:
     rows = f"{found.given}, {numbers.count(found.rows, 'row')}"
     medians = f"{numbers.duration(found.original_s)} before, {numbers.duration(found.compiled_s)} after, "
     words = f"{medians if found.original_s is not None else ''}given {rows}"
+    if found.slowed_s is not None:
+        threads = target.policy.target.threads
+        words += f", the original with one thread (with {threads} it took {numbers.duration(found.slowed_s)})"
     slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
     if contradicted := contradiction_of(target):
         slower += f"; {contradicted}"

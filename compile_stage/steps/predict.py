@@ -34,8 +34,8 @@ _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes sec
 _BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
 _MEASURE_AGAIN = "measure again with --remeasure on an idle machine"
 _THREADS_COST = 3.0
-"""With its threads the original takes so many times as long as with one: not what a synchronisation costs, but threads
-that wait for cores which others hold. 450 was seen where two cores had 15 busy processes."""
+"""With the target's threads the original takes so many times as long as with one: not what a synchronisation costs, but
+threads that wait for cores which others hold. 450 was seen where two cores had 15 busy processes."""
 _TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
@@ -94,7 +94,7 @@ class PredictComparison:
         except WorkerError as error:  # no result of the model's: not kept
             return PredictSpeedup(reason=error.problem)
         taken: PredictSpeedup = revive(PredictSpeedup, made.value)
-        return replace(taken, contradiction=taken.contradiction or contradiction(target, taken))
+        return replace(taken, contradiction=contradiction(target, taken))
 
     def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
         compliance, source = self.plan.policy.compliance, self.plan.source
@@ -120,8 +120,11 @@ class PredictComparison:
                 rows = where.batch_sizes[0]
                 compiled = served.call("prepare_published", samples=samples, batch_size=rows, how=how)
                 self._demand_alike(target, winner, original["answers"], compiled["answers"])
-                pairs = self._take_turns(served, original["seconds"] + compiled["seconds"])
-                alone_s = self._on_one_thread(where)
+                call_s = original["seconds"] + compiled["seconds"]
+                pairs = self._take_turns(served, call_s)
+                slowed_s = self._slowed_by_threads(where, pairs)
+                if slowed_s is not None:
+                    pairs = self._take_turns(served, call_s, one_thread=True)
             except Exception:
                 # What the worker that is gone says to a further call must not take the place of what ended it. After
                 # Ctrl-C it is gone always, and its word for that would be taken for a failure of the model's.
@@ -135,7 +138,7 @@ class PredictComparison:
             return PredictSpeedup(reason=error.problem)
         rows = 1 if how.get("each") else where.batch_sizes[0]
         found = judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
-        return on_one_thread(found, alone_s, where.threads) if alone_s is not None else found
+        return replace(found, slowed_s=slowed_s)
 
     def _demand_alike(
         self,
@@ -173,25 +176,28 @@ class PredictComparison:
                     self.context.engine.close()  # Ctrl-C: ends the worker that the thread waits for
                 raise
 
-    def _on_one_thread(self, where: Target) -> float | None:
-        """The median of some calls of the original with one thread, in seconds; None where it has one anyway."""
+    def _slowed_by_threads(self, where: Target, pairs: list[tuple[float, float]]) -> float | None:
+        """Seconds of a call of the original with the target's threads, where these only hold it up; else None."""
         if where.threads == 1 or where.device != "cpu":
             return None
         with self.context.alone():
-            return stats.median(self.source_worker.call("time_predict_on_one_thread", calls=_FEWEST_PAIRS))
+            alone_s = [self.source_worker.call("time_predict", one_thread=True) for _ in range(_FEWEST_PAIRS)]
+        took_s = stats.median([pair[0] for pair in pairs])
+        return took_s if took_s > _THREADS_COST * stats.median(alone_s) else None
 
-    def _take_turns(self, served: Worker, call_s: float) -> list[tuple[float, float]]:
+    def _take_turns(self, served: Worker, call_s: float, *, one_thread: bool = False) -> list[tuple[float, float]]:
         """Seconds of both, pair by pair; who begins alternates."""
+        time_original = partial(self.source_worker.call, "time_predict", one_thread=one_thread)
         pairs: list[tuple[float, float]] = []
         with self.context.alone():
             ends = time.monotonic() + self.plan.policy.budget.predict_seconds
             while len(pairs) < PAIRS and (len(pairs) < _FEWEST_PAIRS or time.monotonic() + call_s < ends):
                 if len(pairs) % 2 == 0:
-                    original_s = self.source_worker.call("time_predict")
+                    original_s = time_original()
                     compiled_s = served.call("time_published")
                 else:
                     compiled_s = served.call("time_published")
-                    original_s = self.source_worker.call("time_predict")
+                    original_s = time_original()
                 pairs.append((float(original_s), float(compiled_s)))
         return pairs
 
@@ -213,30 +219,6 @@ def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) ->
     )
 
 
-def on_one_thread(found: PredictSpeedup, alone_s: float, threads: int) -> PredictSpeedup:
-    """The figure over the original with one thread, where its threads only held it up, and what that says of the
-    speedups over a baseline with as many threads.
-
-    Args:
-        alone_s: Seconds of a call of the original with one thread.
-        threads: The target's, with which `found` was measured.
-    """
-    if found.original_s is None or found.speedup is None or found.original_s <= _THREADS_COST * alone_s:
-        return found
-    part = alone_s / found.original_s
-    return replace(
-        found,
-        speedup=found.speedup * part,
-        interval=(found.interval[0] * part, found.interval[1] * part) if found.interval is not None else None,
-        original_s=alone_s,
-        contradiction=(
-            f"the original's predict() took {found.original_s * 1e3:.3g} ms with {threads} threads and "
-            f"{alone_s * 1e3:.3g} ms with one: its threads waited for cores that something else held, so that the "
-            f"speedups over the baseline are too large; {_MEASURE_AGAIN}"
-        ),
-    )
-
-
 def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
     """What the reports say where the baseline took longer than the original's whole predict() of as many rows, of which
     it is a part: something held the baseline up, so that each speedup over it is too large. Empty where it did not.
@@ -253,10 +235,12 @@ def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
     baseline_s = stats.median(base.latency_s)
     if baseline_s <= _BASELINE_OVER_PREDICT * max(outputs, 1) * found.original_s:
         return ""
+    threads = target.policy.target.threads
+    how = "" if found.slowed_s is None else f" with one thread ({found.slowed_s * 1e3:.3g} ms with {threads} threads)"
     return (
         f"the baseline took {baseline_s * 1e3:.3g} ms, and the original's predict(), of which it is a part, "
-        f"{found.original_s * 1e3:.3g} ms: something slowed the baseline down, so that the speedups over it are too "
-        f"large; {_MEASURE_AGAIN}"
+        f"{found.original_s * 1e3:.3g} ms{how}: something slowed the baseline down, so that the speedups over it are "
+        f"too large; {_MEASURE_AGAIN}"
     )
 
 

@@ -129,8 +129,22 @@ def test_a_busy_machine_is_said_wherever_speeds_are(result: RunResult) -> None:
             PredictSpeedup(reason="it is a pickle"),
             "6.52× in the runtime, through predict() not measured: it is a pickle",
         ),
+        (
+            PredictSpeedup(
+                speedup=3,
+                interval=(2.9, 3.1),
+                stable=True,
+                rows=1,
+                original_s=3e-3,
+                compiled_s=1e-3,
+                given="an array",
+                slowed_s=0.3,
+            ),
+            "6.52× in the runtime, 3.00× through predict() (2.90 to 3.10): 3.00 ms before, 1.00 ms after, given an "
+            "array, 1 row, the original with one thread (with 2 it took 300 ms)",
+        ),
     ],
-    ids=["slower", "unstable", "not measured"],
+    ids=["slower", "unstable", "not measured", "one thread"],
 )
 def test_what_predict_gains_is_said_beside_the_runtime(factory: ModuleType, found: PredictSpeedup, said: str) -> None:
     """Broken: a predict() that is slower than before looks like a gain, or one that was not measured like none."""

@@ -80,11 +80,13 @@ class PredictSpeedup:
         rows: Of a call.
         pairs: Calls of each that were timed.
         original_s, compiled_s: Medians in seconds; None where only their quotient is known (a custom pyfunc). The
-            original's is that with one thread, where the target's threads only held it up (`contradiction`).
+            original's is with one thread where `slowed_s` is known.
         given: What predict() was given, in words: `a data frame`.
         reason: Why it was not measured; empty where it was.
         contradiction: What of it shows that the baseline was slowed down, so that the speedups of the runtime are not
             to be relied on; empty where nothing does.
+        slowed_s: The original's median with the target's threads, in seconds, where these only held it up, so that it
+            was compared with one thread; else None.
     """
 
     speedup: float | None = None
@@ -97,6 +99,7 @@ class PredictSpeedup:
     given: str = ""
     reason: str = ""
     contradiction: str = ""
+    slowed_s: float | None = None
 
 
 @record
