@@ -94,6 +94,7 @@ class StaticInt8(Lowering):
         samples = calibration
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
             simple = simplify(Path(model.path), Path(scratch))
+            _demand_float32(simple)
             kept = map_kept(Path(model.path), simple, keep)
             graph, done = quantise(
                 simple, _settings(scheme, kept), lambda: read_batches(model, samples), granted_threads()
@@ -180,6 +181,7 @@ class DynamicInt8(Lowering):
                 return lowered
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
             simple = simplify(Path(model.path), Path(scratch))
+            _demand_float32(simple)
             kept = map_kept(Path(model.path), simple, keep)
             graph = dynamic.quantise(
                 simple,
@@ -213,6 +215,16 @@ def _finish(
             f"nothing was quantised: no {', '.join(scheme.ops) or 'operator'} has weights, or all are kept in fp32"
         )
     return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
+
+
+def _demand_float32(simple: Path) -> None:
+    """Raise UsageError where all weights are float16: what quantises them reads float32."""
+    import onnx
+
+    graph = onnx.load(str(simple), load_external_data=False).graph
+    types = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) > 1}
+    if onnx.TensorProto.FLOAT16 in types and onnx.TensorProto.FLOAT not in types:
+        raise UsageError("nothing was quantised: its weights are float16", fix="log the model with float32 weights")
 
 
 def _count_quantised(graph: Any) -> int:
