@@ -135,15 +135,25 @@ UNWANTED = {
 }
 
 
+def test_every_file_of_the_repository_is_text():
+    """Broken: what was downloaded or built in the checkout is committed, such as the wheels of a `pip download`."""
+
+    def is_text(path):
+        try:
+            path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    assert [str(path.relative_to(ROOT)) for path in tracked_files() if not is_text(path)] == []
+
+
 @pytest.mark.parametrize("what", UNWANTED)
 def test_the_repository_holds_no(what):
     """Paths, hosts and notes that mean something to one person only."""
     found = []
     for path in tracked_files():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue  # a picture or a model
+        text = path.read_text(encoding="utf-8")
         if path != Path(__file__):
             found += [
                 f"{path.relative_to(ROOT)}: {line.strip()[:100]}"
