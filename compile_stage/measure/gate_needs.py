@@ -41,9 +41,11 @@ def declared_outputs(signature: Signature, rows: int) -> tuple[dict[str, Array],
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """NumPy's own of that kind: it has no `bfloat16`."""
+    """NumPy's own of that kind. It has no `bfloat16`, or one that is no float, where a package registered it."""
     if name == "str":
         return np.dtype("U1")
+    if name == "bfloat16":
+        return np.dtype(np.float32)
     try:
         return np.dtype(name)
     except TypeError:
