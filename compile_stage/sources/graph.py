@@ -185,14 +185,14 @@ def sort_nodes(graph: Any) -> None:
     ONNX Runtime sorts a graph itself, so files in another order are in use: its converter to float16 writes the casts
     of the inputs last."""
     for node in graph.node:
-        for inner in _inner(node):
+        for inner in inner_graphs(node):
             sort_nodes(inner)
     made_by = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
-    reads = {at: {made_by[name] for name in _read(node) if name in made_by} for at, node in enumerate(graph.node)}
-    if all(before < at for at, some in reads.items() for before in some):
+    needed = {at: {made_by[name] for name in reads(node) if name in made_by} for at, node in enumerate(graph.node)}
+    if all(before < at for at, some in needed.items() for before in some):
         return
     try:
-        order = list(TopologicalSorter(reads).static_order())
+        order = list(TopologicalSorter(needed).static_order())
     except CycleError:
         return  # no order: the checker says what is wrong
     ordered = [graph.node[at] for at in order]
@@ -200,16 +200,20 @@ def sort_nodes(graph: Any) -> None:
     graph.node.extend(ordered)
 
 
-def _inner(node: NodeProto) -> list[Any]:
-    return [graph for one in node.attribute for graph in ([one.g] if one.HasField("g") else one.graphs)]
+def inner_graphs(node: NodeProto) -> Iterator[Any]:
+    """The graphs within a node: branches, and bodies of loops."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
-def _read(node: NodeProto) -> Iterator[str]:
-    """The names of its inputs, and of what its inner graphs take from outside."""
+def reads(node: NodeProto) -> Iterator[str]:
+    """The names of its inputs, and of what its inner graphs take, from outside or from each other."""
     yield from node.input
-    for graph in _inner(node):
+    for graph in inner_graphs(node):
         for one in graph.node:
-            yield from _read(one)
+            yield from reads(one)
         yield from (value.name for value in graph.output)
 
 
@@ -217,8 +221,5 @@ def nodes(graph: Any) -> Iterator[Any]:
     """All nodes, those of subgraphs (If, Loop, Scan) included."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from nodes(attribute.g)
-            for inner in attribute.graphs:
-                yield from nodes(inner)
+        for inner in inner_graphs(node):
+            yield from nodes(inner)

@@ -92,7 +92,7 @@ def _write_composites(inner: Any) -> None:
     """Operators that tf2onnx leaves as TensorFlow has them, since ONNX lacks them, by those that it has."""
     for index in reversed(range(len(inner.node))):
         node = inner.node[index]
-        for nested in _bodies(node):
+        for nested in graph.inner_graphs(node):
             _write_composites(nested)
         if node.domain:
             continue
@@ -229,22 +229,13 @@ def _order(inner: Any) -> None:
             continue
         seen.add(id(node))
         waiting.append((name, True))
-        waiting.extend((needed, False) for needed in reversed(list(_needed(node))))
+        waiting.extend((needed, False) for needed in reversed(list(graph.reads(node))))
     for node in ordered:
-        for nested in _bodies(node):
+        for nested in graph.inner_graphs(node):
             _order(nested)
     copies = [type(node).FromString(node.SerializeToString()) for node in ordered]
     del inner.node[:]
     inner.node.extend(copies)
-
-
-def _needed(node: Any) -> Iterator[str]:
-    """The values that a node takes, those that its branches and loops take from around it too."""
-    yield from node.input
-    for nested in _bodies(node):
-        for within in graph.nodes(nested):
-            yield from within.input
-        yield from (value.name for value in nested.output)
 
 
 def _rename(model: ModelProto, signature: Signature) -> None:
@@ -261,7 +252,7 @@ def _rename(model: ModelProto, signature: Signature) -> None:
     del model.graph.initializer[:]
     model.graph.initializer.extend(ordered)
     for node in graph.nodes(model.graph):
-        for nested in _bodies(node):
+        for nested in graph.inner_graphs(node):
             for value in [*nested.input, *nested.output, *nested.value_info, *nested.initializer]:
                 value.name = names.get(value.name, value.name)
     graph.rename_values(model, names)
@@ -286,7 +277,7 @@ def _name_values_of(
     for index, name in enumerate(node.output):
         if name and name not in names:
             names[name] = _free(f"{node.name}:{index}", taken)
-    for nested in _bodies(node):
+    for nested in graph.inner_graphs(node):
         nested.name = _free(nested.name or "body", taken)
         for value in [*nested.input, *nested.initializer]:
             names.setdefault(value.name, _free(f"{node.name}/{len(names)}", taken))
@@ -301,14 +292,6 @@ def _free(name: str, taken: set[str]) -> str:
         chosen = f"{base}_{count}"
     taken.add(chosen)
     return chosen
-
-
-def _bodies(node: Any) -> Iterator[Any]:
-    """The graphs within a node: branches, and bodies of loops."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _declare(model: ModelProto, signature: Signature) -> None:
