@@ -17,14 +17,14 @@ WIDENED = (
 
 
 def widen_bfloat16(model: Any) -> bool:
-    """Write all that is bfloat16 in an `onnx_ir.Model`, in place, as float32: weights, constants, casts, types.
+    """Write all that is bfloat16 in an `onnxscript.ir.Model`, in place, as float32: weights, constants, casts, types.
 
     Weights are converted when they are written, one after the other.
 
     Returns:
         Whether there was any.
     """
-    import onnx_ir as ir
+    from onnxscript import ir
 
     narrow, wide = ir.DataType.BFLOAT16, ir.DataType.FLOAT
     found = False
@@ -48,7 +48,7 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 def _widened(tensor: Any) -> Any:
     import numpy as np
-    import onnx_ir as ir
+    from onnxscript import ir
 
     return ir.LazyTensor(
         lambda: ir.Tensor(tensor.numpy().astype(np.float32), name=tensor.name),
@@ -66,11 +66,8 @@ def _nodes(model: Any) -> Iterator[Any]:
 
 def _values(model: Any) -> Iterator[Any]:
     """Inputs, weights and results of the graph, of those within it, and of its functions."""
-    yield from model.graph.inputs
-    yield from model.graph.initializers.values()
-    graphs = {id(node.graph): node.graph for node in _nodes(model)}
-    for one in graphs.values():
-        yield from one.inputs
-        yield from getattr(one, "initializers", {}).values()
+    for graph in {id(one): one for one in (model.graph, *(node.graph for node in _nodes(model)))}.values():
+        yield from graph.inputs
+        yield from getattr(graph, "initializers", {}).values()  # a function has none
     for node in _nodes(model):
         yield from node.outputs
