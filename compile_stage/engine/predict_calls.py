@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core import plugins
@@ -72,11 +72,9 @@ def time_predict(one_thread: bool = False) -> float:
     """
     if _opened is None:
         raise SourceError("no predict() is open in this worker")
-    if not one_thread:
-        return _opened[1].turn()
     from compile_stage.sources.original_predict import limited
 
-    with limited(1):
+    with limited(1) if one_thread else nullcontext():
         return _opened[1].turn()
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class _Call:
 
     settled: threading.Event = field(default_factory=threading.Event)
     ended: bool = False
-    measured: Measured | None = None
+    answer: Any = None
     error: BaseException | None = None
 
 
@@ -64,6 +64,8 @@ class _NobodyWaitsError(BaseException):
     """Ends the Python code of a metric that nobody waits for. No Exception, or it would be taken for one of the
     user's."""
 
+
+Answer = TypeVar("Answer")
 
 _ALLOWANCE: ContextVar[_Allowance | None] = ContextVar("allowance", default=None)
 _running: set[_Call] = set()
@@ -110,27 +112,21 @@ def measure_own(
 
 def unusable(metric: str) -> str | None:
     """None where the function of an own metric can be imported, within what is `allowed`, or the reason."""
-    found: list[Callable[..., Any]] = []
-
-    def look() -> Measured:
-        found.append(_imported(metric))
-        return Measured(0.0)
-
     try:
-        _in_time(metric, look)
+        function = _in_time(metric, lambda: _imported(metric))
     except NotMeasurableError as error:
         return str(error)
-    return None if callable(found[0]) else f"{metric} is no function, but {type(found[0]).__name__}"
+    return None if callable(function) else f"{metric} is no function, but {type(function).__name__}"
 
 
-def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
+def _in_time(path: str, ask: Callable[[], Answer]) -> Answer:
     allowance = _ALLOWANCE.get() or _Allowance(DEFAULT_S, DEFAULT_S)
     call, context, began = _Call(), copy_context(), time.monotonic()
 
     def work() -> None:
         with suppress(_NobodyWaitsError):  # it may come when all is done
             try:
-                call.measured = context.run(measure)
+                call.answer = context.run(ask)
             except BaseException as error:  # noqa: BLE001 - raised again by who waits
                 call.error = error
             call.ended = True
@@ -153,8 +149,8 @@ def _in_time(path: str, measure: Callable[[], Measured]) -> Measured:
         raise NotMeasurableError(f"{path} was not waited for: {why}{advice}")
     if call.error is not None:
         raise call.error
-    assert call.measured is not None
-    return call.measured
+    answer: Answer = call.answer
+    return answer
 
 
 def _end(thread: threading.Thread, call: _Call) -> None:

@@ -339,7 +339,7 @@ def test_no_precision_mends_what_there_is_to_compare(metric: str) -> None:
 
 
 def test_errors_of_the_stage_alone_are_taken_for_an_end(world: World, tmp_path: Path) -> None:
-    """Broken: a fault of ours is told as a model whose nodes could not be ranked."""
+    """Broken: an error of ours reads as a model whose nodes could not be ranked."""
     world.ranked = ZeroDivisionError()
     assert not isinstance(world.ranked, CompileStageError)
     with pytest.raises(ZeroDivisionError):

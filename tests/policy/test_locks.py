@@ -174,8 +174,8 @@ def test_a_locked_limit_holds_for_each_output(write, text: str) -> None:
 
 
 def test_a_second_set_of_a_locked_key_is_told_the_locked_value(write) -> None:
-    """Broken: the second is told that the key must stay as the first, refused one says; and one that says the locked
-    value is refused for it."""
+    """Broken: the message on the second says that the key must stay as in the first, refused one; and one that says the
+    locked value is refused for it."""
     write(BASE, "base.yaml")
     key, kept = "tolerances.int8.cosine", "`0.995` (base.yaml:6)"
     first, second = (by(f"--set {key}={value}", key, kept) for value in (0.5, 0.7))
