@@ -48,9 +48,12 @@ _WITH_TOOLCHAINS: tuple[Group, ...] = ("backends", "sources")
 _UNKNOWN_COMPLEXITY = 100  # of a precision that a backend has natively and no lowering makes
 
 
+_installed = cache(entry_points)  # each call reads the metadata of all that is installed, whichever group it asks for
+
+
 @cache
 def _entries(group: Group) -> dict[str, EntryPoint]:
-    found = sorted(entry_points(group=f"compile_stage.{group}"), key=is_ours)  # of two with one name, ours is meant
+    found = sorted(_installed().select(group=f"compile_stage.{group}"), key=is_ours)  # of two with one name, ours
     return {entry.name: entry for entry in found}
 
 
@@ -102,7 +105,7 @@ def _local_engine() -> Engine:
 
 def refresh() -> None:
     """Look anew at what is installed; the workers that third parties' plug-ins answer from end."""
-    for known in (_entries, precisions, _identity):
+    for known in (_installed, _entries, precisions, _identity):
         known.cache_clear()
     release()
 

@@ -106,8 +106,11 @@ def environment() -> Environment:
     """The templates, with the words and numbers of a report as filters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    from compile_stage.report.compiled_templates import CompiledTemplates
+
     environment = Environment(
         loader=PackageLoader("compile_stage.report"),
+        bytecode_cache=CompiledTemplates(files("compile_stage.report").joinpath("templates")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
