@@ -168,12 +168,11 @@ def _codes(truth: Array, predicted: Array) -> tuple[NDArray[np.int64], NDArray[n
 def _of_labels(
     metric: str, truth: NDArray[np.int64], predicted: NDArray[np.int64], classes: Array, options: JsonMap
 ) -> Score:
-    from sklearn.metrics import accuracy_score, f1_score
-
     right = (truth == predicted).astype(np.float64)
     if metric == "accuracy":
-        value = float(accuracy_score(truth, predicted))
-        return Score(value, _mean(right), 1 - right, classes[predicted], 1 / len(truth))
+        return Score(float(right.mean()), _mean(right), 1 - right, classes[predicted], 1 / len(truth))
+    from sklearn.metrics import f1_score  # a second and more to import, of the seconds that a small model's run takes
+
     # By the labels alone: what either model answers must not make it another metric than the other's.
     binary = classes.dtype.kind in "iuO" and set(classes[np.unique(truth)].tolist()) <= {0, 1}
     average = str(options.get("average") or ("binary" if binary else "macro"))
