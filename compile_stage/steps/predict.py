@@ -224,23 +224,33 @@ def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
     it is a part: something held the baseline up, so that each speedup over it is too large. Empty where it did not.
 
     scikit-learn's predict() computes the label or the probabilities, and the baseline both: one of several outputs may
-    be all that predict() computes.
+    be all that predict() computes. The texts that predict() is given may be shorter than the samples: of these the
+    threads alone tell.
     """
     winner = target.winner
     base = target.baseline.timing(found.rows) if target.baseline is not None else None
-    if base is None or not base.latency_s or base.new_tokens or found.original_s is None or found.given not in _TENSORS:
+    if base is None or not base.latency_s or found.original_s is None:
         return ""
+    threads, predict_ms = target.policy.target.threads, f"{found.original_s * 1e3:.3g} ms"
+    slowed_ms = "" if found.slowed_s is None else f"{found.slowed_s * 1e3:.3g} ms"
+    if base.new_tokens or found.given not in _TENSORS:
+        if not slowed_ms:
+            return ""
+        return (
+            f"the original's predict() took {slowed_ms} with {threads} threads, and {predict_ms} with one: its threads "
+            f"waited for cores that other processes held, and the baseline has as many, so that the speedups over it "
+            f"are too large; {_MEASURE_AGAIN}"
+        )
     assert winner is not None
     outputs = len(winner.artifact.signature.outputs) if winner.artifact is not None else 1
     baseline_s = stats.median(base.latency_s)
     if baseline_s <= _BASELINE_OVER_PREDICT * max(outputs, 1) * found.original_s:
         return ""
-    threads = target.policy.target.threads
-    how = "" if found.slowed_s is None else f" with one thread ({found.slowed_s * 1e3:.3g} ms with {threads} threads)"
+    how = f" with one thread ({slowed_ms} with {threads} threads)" if slowed_ms else ""
     return (
         f"the baseline took {baseline_s * 1e3:.3g} ms, and the original's predict(), of which it is a part, "
-        f"{found.original_s * 1e3:.3g} ms{how}: something slowed the baseline down, so that the speedups over it are "
-        f"too large; {_MEASURE_AGAIN}"
+        f"{predict_ms}{how}: something slowed the baseline down, so that the speedups over it are too large; "
+        f"{_MEASURE_AGAIN}"
     )
 
 

@@ -111,8 +111,8 @@ def test_the_figure_is_the_quotient_of_the_medians() -> None:
 class WorkerThatEnds:
     """A worker that is gone once a call has raised, as an engine's own: a further call says so."""
 
-    def __init__(self, raises: dict[str, BaseException], alone_s: float = 0.001) -> None:
-        self._raises, self._over, self._alone_s = raises, False, alone_s
+    def __init__(self, raises: dict[str, BaseException], alone_s: float = 0.001, words: str = "") -> None:
+        self._raises, self._over, self._alone_s, self._words = raises, False, alone_s, words
 
     def call(self, function: str, /, **given: Any) -> Any:
         if self._over:
@@ -123,7 +123,7 @@ class WorkerThatEnds:
         prepared = {"seconds": 0.001, "answers": {}}
         if given.get("one_thread"):
             return self._alone_s
-        answers = {"describe_predict": {"words": "an array"}, "open_predict": prepared, "prepare_published": prepared}
+        answers = {"describe_predict": {"words": self._words}, "open_predict": prepared, "prepare_published": prepared}
         return answers.get(function, 0.001)
 
 
@@ -133,6 +133,7 @@ def compared(
     alone_s: float = 0.001,
     device: str = "cpu",
     baseline: Any = None,
+    words: str = "an array",
 ) -> PredictSpeedup | None:
     """A comparison whose original's worker ends so, or takes 1 ms a call, and with one thread `alone_s`."""
     where = SimpleNamespace(name="cpu", batch_sizes=(1,), threads=threads, device=device, device_index=0)
@@ -161,7 +162,7 @@ def compared(
         predictions=None,
     )
     plan = SimpleNamespace(policy=policy, source=SimpleNamespace(flavor="onnx", identity=""))
-    comparison: Any = PredictComparison(context, WorkerThatEnds(raises, alone_s), plan)  # type: ignore[arg-type]
+    comparison: Any = PredictComparison(context, WorkerThatEnds(raises, alone_s, words), plan)  # type: ignore[arg-type]
     found: PredictSpeedup | None = comparison.take(target, lambda: WorkerThatEnds({}))
     return found
 
@@ -205,6 +206,21 @@ def test_a_baseline_whose_threads_waited_is_found_out(
     assert found is not None
     assert bool(found.contradiction) == is_slowed
     assert not is_slowed or "0.2 ms with one thread (1 ms with 2 threads)" in found.contradiction
+
+
+@pytest.mark.parametrize(("words", "new_tokens"), [("texts", 0), ("an array", 4)])
+@pytest.mark.parametrize(("alone_s", "is_slowed"), [(0.0002, True), (0.0009, False)])
+def test_threads_that_wait_tell_of_a_baseline_that_is_no_part_of_predict(
+    words: str, new_tokens: int, alone_s: float, is_slowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a text model's baseline of 300 ms, whose threads wait, gives any winner a speedup of hundreds; or each
+    baseline of texts longer than those of predict() counts as slowed down."""
+    monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
+    timing = SimpleNamespace(latency_s=[0.3] * 5, new_tokens=new_tokens)
+    found = compared({}, 2, alone_s, baseline=SimpleNamespace(timing=lambda rows: timing), words=words)
+    assert found is not None
+    assert bool(found.contradiction) == is_slowed
+    assert not is_slowed or "took 1 ms with 2 threads, and 0.2 ms with one" in found.contradiction
 
 
 @pytest.mark.parametrize(
