@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from compile_stage.sources import graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    from onnx import NodeProto, TensorProto
 
     from compile_stage.core.tensors import Batch
 
@@ -38,6 +39,10 @@ _NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma
 _CLASSES = ("binary", "multiclass")
 
 _ZERO_IS_MISSING = 1
+
+_BY_CATEGORY = 1  # the bit of a split's kind
+
+_FLOAT32_WHOLE = 2**24  # the first whole number whose successor float32 does not have
 
 
 class LightGBMSource(Exporter):
@@ -88,6 +93,14 @@ class LightGBMSource(Exporter):
         except Exception as error:
             raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
         correct_trees(converted.graph.node, model, is_given_float32=tabular.is_given_float32(source))
+        nodes, weights = cut_fractions(converted.graph.node, model)
+        if nodes:
+            converted.graph.node.extend(nodes)
+            converted.graph.initializer.extend(weights)
+            graph.sort_nodes(converted.graph)
+            for entry in converted.opset_import:
+                if entry.domain == "":  # the oldest that has the converter's own operators, which are unchanged since
+                    entry.version = tabular.CONVERTER_OPSET
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, wanted, _objective(model)))
         return graph.finish(converted, source, shapes, into)
@@ -181,9 +194,16 @@ def refuse_model(model: Any) -> str | None:
             "it takes zeros for missing numbers (zero_as_missing), which its conversion would not keep: train it "
             "without, on NaN in place of the zeros"
         )
-    if any(line.startswith("cat_threshold=") for line in lines):
+    if getattr(_booster(model), "pandas_categorical", None):
         return (
-            "it splits on categories (categorical_feature), which its conversion would not keep: encode them as numbers"
+            "it was fitted on columns of pandas' type category, and its own pyfunc refuses what MLflow hands it, which "
+            "are numbers and texts: fit it on whole numbers in their place, and name these columns in "
+            "categorical_feature"
+        )
+    if _largest_category(lines) >= _FLOAT32_WHOLE:
+        return (
+            f"it splits on categories of {_FLOAT32_WHOLE} and more, which float32 does not tell apart: number them "
+            "from 0 on"
         )
     if "is_linear=1" in lines:
         return "its leaves are linear models (linear_tree), which its conversion would not keep: train it without"
@@ -229,18 +249,73 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
             named["nodes_values"].floats[:] = np.where([at in rounded_up for at in places], lower, written).tolist()
 
 
+def cut_fractions(nodes: Iterable[NodeProto], model: Any) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Cut off what stands behind the point in columns of categories (`categorical_feature`): LightGBM reads 3.7 there
+    as category 3, where the converted trees compare 3.7 itself.
+
+    Args:
+        nodes: What the converter wrote of the booster or wrapper.
+
+    Returns:
+        The nodes that cut, whose places are before the trees, and their weights.
+    """
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    columns = _category_columns(_booster(model).model_to_string())
+    cut: list[NodeProto] = []
+    weights: list[TensorProto] = []
+    for node in nodes:
+        if columns and node.op_type.startswith("TreeEnsemble"):
+            rows, into = node.input[0], f"{node.output[0]}_categories"
+            one, mask, fractions, whole = (f"{into}_{part}" for part in ("one", "mask", "fractions", "whole"))
+            cut += [
+                helper.make_node("Mod", [rows, one], [fractions], name=fractions, fmod=1),  # with the number's sign
+                helper.make_node("Sub", [rows, fractions], [whole], name=whole),
+                helper.make_node("Where", [mask, whole, rows], [into], name=into),
+            ]
+            chosen = np.isin(np.arange(_booster(model).num_feature()), columns)[np.newaxis]
+            weights += [numpy_helper.from_array(np.array(1, np.float32), one), numpy_helper.from_array(chosen, mask)]
+            node.input[0] = into
+    return cut, weights
+
+
+def _category_columns(text: str) -> list[int]:
+    """Of a model's text the numbers of the columns that it splits on as categories."""
+    found: set[int] = set()
+    for lines in _trees(text):
+        kinds, columns = (lines.get(name, "").split() for name in ("decision_type", "split_feature"))
+        found |= {int(column) for column, kind in zip(columns, kinds, strict=True) if int(kind) & _BY_CATEGORY}
+    return sorted(found)
+
+
 def _rounded_up(text: str) -> set[tuple[int, int, float]]:
     """Of a model's text: tree, column and threshold in float32, of the thresholds that this rounds up."""
     import numpy as np
 
     found = set()
-    for number, tree in enumerate(text.split("\nTree=")[1:]):
-        lines = dict(line.partition("=")[::2] for line in tree.splitlines())
+    for number, lines in enumerate(_trees(text)):
         thresholds = np.array(lines.get("threshold", "").split(), np.float64)
         rounded = thresholds.astype(np.float32)
         columns = lines.get("split_feature", "").split()
         found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(rounded > thresholds)}
     return found
+
+
+def _trees(text: str) -> Iterator[dict[str, str]]:
+    """Of a model's text the lines `name=values` of each tree, and after its last what stands behind the trees."""
+    for tree in text.split("\nTree=")[1:]:
+        yield dict(line.partition("=")[::2] for line in tree.splitlines())
+
+
+def _largest_category(lines: Iterable[str]) -> int:
+    """Of a model's text an upper bound of the categories that it splits on: each split has their bits, in words of 32,
+    from `cat_boundaries` to the next."""
+    ends = [
+        [int(end) for end in line.partition("=")[2].split()] for line in lines if line.startswith("cat_boundaries=")
+    ]
+    words = [end - start for one in ends for start, end in pairwise(one)]
+    return 32 * max(words, default=0) - 1
 
 
 def _missing_kinds(line: str) -> set[int]:

@@ -123,7 +123,11 @@ def _lightgbm_converter(is_given_float32: bool) -> Callable[[Any, Any, Any], Non
 
         written = len(container.nodes)
         convert_lightgbm(scope, operator, container)
-        lightgbm.correct_trees(container.nodes[written:], operator.raw_operator, is_given_float32=is_given_float32)
+        model = operator.raw_operator
+        lightgbm.correct_trees(container.nodes[written:], model, is_given_float32=is_given_float32)
+        nodes, weights = lightgbm.cut_fractions(container.nodes[written:], model)
+        container.nodes.extend(nodes)
+        container.initializers.extend(weights)
         options = (
             container.get_options(operator.raw_operator, {"raw_scores": False}, fail=False) or {}
         )  # None: a regressor's

@@ -306,15 +306,66 @@ def test_lightgbm_refuses_forests(tmp_path: Path) -> None:
     assert "boosting_type='rf'" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
 
 
-def test_lightgbm_refuses_categories(tmp_path: Path) -> None:
+def shop_data(categories: int) -> tuple[Any, Any]:
+    """Rows [2000, 3] with two columns of categories, some of them missing, and a number that hangs on each."""
+    draw = np.random.default_rng(categories)
+    rows = np.stack([draw.integers(0, categories, 2000), draw.normal(size=2000), draw.integers(0, 3, 2000)], axis=1)
+    wanted = draw.normal(size=categories)[rows[:, 0].astype(int)] * rows[:, 1] + rows[:, 2] % 2
+    rows[draw.random(rows.shape) < 0.05] = np.nan
+    return rows.astype(np.float32), wanted
+
+
+def unlike(rows: Any) -> Any:
+    """As rows, with categories that were never seen, below 0, with fractions, and infinite numbers, in both columns."""
+    draw, found = np.random.default_rng(1), rows.copy()
+    for column in (0, 2):
+        strange = [-1, -0.5, 0.9, 1.5, 2.99, 1000, 5000.25, 1e9, np.inf, -np.inf, np.nan, -0.0]
+        found[:1000, column] = draw.choice(np.float32(strange), 1000)
+    return found
+
+
+@pytest.mark.parametrize("categories", [3, 8, 70, 900])
+@pytest.mark.parametrize("kind", ["LGBMClassifier", "LGBMRegressor", "Booster"])
+def test_lightgbm_splits_on_categories(tmp_path: Path, prove: Proof, kind: str, categories: int) -> None:
+    """Broken: what LightGBM's users do most, `categorical_feature`, would be refused, or an unknown category, a missing
+    one, or one with a fraction be sent to the other side of a split."""
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
-    rows = np.random.default_rng(0).integers(0, 5, (200, 2)).astype(np.float32)
-    data = lightgbm.Dataset(rows, (rows[:, 0] == 2).astype(int), categorical_feature=[0])
-    # Without these two, so small a data set yields no split by category, and the model is fit to be converted.
-    small = {"min_data_per_group": 1, "cat_smooth": 0.0}
-    model = lightgbm.train({"objective": "binary", "verbose": -1, "num_threads": 1, **small}, data, 3)
-    source = save(tmp_path / "model", "lightgbm", model, rows)
-    assert "categories" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
+    rows, wanted = shop_data(categories)
+    options = {"n_estimators": 8, "n_jobs": 1, "verbose": -1, "min_child_samples": 5, "cat_smooth": 1}
+    if kind == "LGBMClassifier":
+        wanted = np.digitize(wanted, [0.0, 1.0])
+    shape = lightgbm.LGBMRegressor if kind == "Booster" else getattr(lightgbm, kind)
+    model = shape(**options).fit(rows, wanted, categorical_feature=[0, 2])
+    assert "num_cat=0" not in model.booster_.model_to_string().partition("\nTree=1")[0]
+    saved_as = {} if kind == "Booster" else {"serialization_format": "skops", "skops_trusted_types": TRUSTED}
+    source = save(tmp_path / "model", "lightgbm", model.booster_ if kind == "Booster" else model, rows, **saved_as)
+    prove(source, {"X": rows}, sizes=(1, 200))
+    prove(source, {"X": unlike(rows)}, sizes=(1, 2000))
+    prove_answer(source, unlike(rows)[:50])
+
+
+def test_lightgbm_refuses_columns_of_the_type_category(tmp_path: Path) -> None:
+    """Broken: the model would be compiled, though its own pyfunc answers nobody, and say the categories' numbers."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    frame = pd.DataFrame({"shop": pd.Categorical(np.arange(200) % 7 + 3), "size": np.arange(200.0)})
+    model = lightgbm.LGBMRegressor(n_estimators=3, verbose=-1, n_jobs=1).fit(frame, np.arange(200) % 7)
+    signature = infer_signature(frame, np.zeros(200))
+    mlflow.lightgbm.save_model(model.booster_, tmp_path / "model", signature=signature, pip_requirements=["lightgbm"])
+    reason = plugins.load("sources", "lightgbm").refuse(source_of(tmp_path / "model", "lightgbm"), Compliance()) or ""
+    assert "pandas' type category" in reason
+    assert "categorical_feature" in reason
+    with pytest.raises(ValueError, match="categorical_feature do not match"):  # as the reason says
+        mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(frame.astype({"shop": "int64"}))
+
+
+def test_lightgbm_refuses_categories_that_float32_rounds(tmp_path: Path) -> None:
+    """Broken: category 16,777,217 would be answered as 16,777,216."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = np.stack([2**24 + np.arange(400) % 5, np.arange(400)], axis=1).astype(np.float64)
+    options = {"objective": "regression", "verbose": -1, "num_threads": 1, "min_data_per_group": 1, "cat_smooth": 0.0}
+    data = lightgbm.Dataset(rows, np.arange(400) % 5, categorical_feature=[0])
+    source = save(tmp_path / "model", "lightgbm", lightgbm.train(options, data, 2), rows)
+    assert "number them from 0" in (plugins.load("sources", "lightgbm").refuse(source, Compliance()) or "")
 
 
 def catboost_model(kind: str, loss: str, data: Any, **options: Any) -> Any:

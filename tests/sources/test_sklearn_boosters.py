@@ -18,7 +18,7 @@ from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier, StackingRegressor, VotingClassifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, RobustScaler, StandardScaler
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, OrdinalEncoder, RobustScaler, StandardScaler
 from xgboost import XGBClassifier, XGBRegressor, XGBRFClassifier
 
 from compile_stage.core.records import Compliance, SourceModel
@@ -66,6 +66,12 @@ def encoded(model: Any) -> Any:
     )
 
 
+def numbered(model: Any) -> Any:
+    """Categories that the encoder does not know are -1 to the model, and missing ones NaN."""
+    encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
+    return make_pipeline(ColumnTransformer([("d", encoder, ["d"])], remainder="passthrough"), model)
+
+
 def stopped(model: Any) -> Any:
     scaler = StandardScaler().fit(ROWS)
     rows = scaler.transform(ROWS)
@@ -85,6 +91,9 @@ MODELS: dict[str, Callable[[], Any]] = {
         make_pipeline(StandardScaler(), XGBClassifier(**FEW)).set_output(transform="pandas").fit(ROWS, THREE)
     ),
     "lightgbm": lambda: make_pipeline(StandardScaler(), LGBMClassifier(**LIGHT)).fit(ROWS, THREE),
+    "lightgbm-categories": lambda: numbered(
+        LGBMClassifier(min_child_samples=3, min_data_per_group=3, cat_smooth=0.0, **LIGHT)
+    ).fit(ROWS, THREE, lgbmclassifier__categorical_feature=[0]),
     "lightgbm-text": lambda: encoded(LGBMClassifier(**LIGHT)).fit(ROWS, np.array(["no", "yes"])[TWO]),
     "search": lambda: GridSearchCV(encoded(XGBClassifier(**FEW)), {"xgbclassifier__max_depth": [2]}, cv=2).fit(
         ROWS, TWO
