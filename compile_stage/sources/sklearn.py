@@ -21,6 +21,7 @@ from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.sklearn_agreement import refuse_answers
 from compile_stage.sources.sklearn_boosters import BOOSTERS, refuse_boosters
+from compile_stage.sources.sklearn_categories import refuse_categories
 from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_corrections import (
     last_step,
@@ -127,7 +128,7 @@ class SklearnSource(Exporter):
         if _predict_fn(source) == "predict_proba":
             return {**tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted), **fills}
         name, labels = wanted.outputs[0].name, getattr(estimator, "classes_", None)
-        if name == tabular.LABEL and labels is None:
+        if name == tabular.LABEL and (labels is None or len(wanted.outputs[0].shape) > 1):
             labels = ask_answer(estimator, wanted.inputs, source)
         return {**tabular.prediction_format(source, [name], labels, fitted=fitted), **fills}
 
@@ -188,12 +189,8 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if reason := _refuse_other_columns(estimator, source):
         return reason
     signature = read_signature(estimator, source)
-    categorical = (getattr(step, "is_categorical_", None) for step in steps(estimator))
-    if any(columns is not None and any(columns) for columns in categorical):
-        return (
-            "skl2onnx converts no categorical_features of a HistGradientBoosting model: encode these columns in a step "
-            "before it (OneHotEncoder, OrdinalEncoder), and fit it without categorical_features"
-        )
+    if reason := refuse_categories(estimator):
+        return reason
     if type(last_step(estimator)).__name__ == "OneVsRestClassifier" and not hasattr(estimator, "predict_proba"):
         return (
             "skl2onnx converts a OneVsRestClassifier of models without probabilities to other labels: use one with "

@@ -13,6 +13,7 @@ from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import encoders, mlmodel, tabular
 from compile_stage.sources.sklearn_boosters import boosters, register_converters, takers_of_sparse
+from compile_stage.sources.sklearn_categories import compared_one_by_one, register_category_converters
 from compile_stage.sources.sklearn_corrections import (
     calibrated_scores,
     choose_one_against_rest_by_score,
@@ -84,6 +85,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
     register_target_converter(estimator)
     register_label_converters(estimator)
+    register_category_converters(estimator)
     register_imputers(estimator)
     register_functions(estimator)
     encoders.register_encoders(estimator)
@@ -94,6 +96,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             warnings.catch_warnings(),
             columns_by_number(estimator) if by_number else nullcontext(),
             thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
+            compared_one_by_one(estimator),
             isotonic_interpolated(),
         ):
             warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -116,10 +119,13 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
                 "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
                 "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
             )
+        elif step == "LinearSVC" and len(wanted.outputs[0].shape) > 1:
+            fix = "SVC(kernel='linear') in its place is converted"
         elif has_columns(wanted) and not picks:
             kind = type(last_step(estimator)).__name__
             fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
         raise SourceError(problem, fix=fix, where=source.uri) from error
+    _drop_lists(model)
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)
     count_votes(model, estimator)
@@ -141,6 +147,17 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         tabular.pick_columns(model, [ordered.index(name) for name in names])
     tabular.without_ml_operators(model)
     return model
+
+
+def _drop_lists(model: Any) -> None:
+    """Leave out outputs that are lists of arrays, as a MultiOutputClassifier's probabilities are: no backend has
+    them."""
+    lists = [value for value in model.graph.output if value.type.WhichOneof("value") == "sequence_type"]
+    names = {value.name for value in lists}
+    for made in [node for node in model.graph.node if names & set(node.output)]:
+        model.graph.node.remove(made)
+    for value in lists:
+        model.graph.output.remove(value)
 
 
 def _step_of(error: Exception) -> str | None:

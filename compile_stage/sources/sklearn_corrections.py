@@ -480,12 +480,13 @@ def write_logarithms(model: ModelProto, estimator: Any) -> None:
 
 
 def _made_of(model: ModelProto, booster: Any) -> Iterator[NodeProto]:
-    """The nodes with the same baseline and the same splits."""
-    count = sum(len(tree.nodes) for trees in booster._predictors for tree in trees)
+    """The nodes with the same baseline and as many leaves."""
+    count = sum(int(tree.nodes["is_leaf"].sum()) for trees in booster._predictors for tree in trees)
     baseline = np.asarray(booster._baseline_prediction, np.float32).ravel()
     for node in model.graph.node:
         if node.op_type == "TreeEnsembleRegressor" and node.domain == "ai.onnx.ml":
             named = {entry.name: entry for entry in node.attribute}
             based = np.asarray(named["base_values"].floats, np.float32) if "base_values" in named else None
-            if based is not None and len(named["nodes_nodeids"].ints) == count and np.array_equal(based, baseline):
+            leaves = list(named["nodes_modes"].strings).count(b"LEAF")
+            if based is not None and leaves == count and np.array_equal(based, baseline):
                 yield node

@@ -33,4 +33,8 @@ def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
     else:
         yield value
         if not is_tree(value) and hasattr(value, "__dict__"):
-            yield from _parts(vars(value), seen)
+            # The encoder in a histogram gradient boosting numbers the categories of its splits. It is no step that is
+            # converted: what it knows is written into the splits (`sklearn_categories`).
+            for name, held in vars(value).items():
+                if name != "_preprocessor":
+                    yield from _parts(held, seen)

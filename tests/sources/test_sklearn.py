@@ -514,18 +514,6 @@ def test_functions_of_numpy_are_compiled(tmp_path: Path, prove: Proof, function:
     prove(source, {"X": np.abs(NOISY[::-1])}, sizes=(1, 400), compliance=PICKLES)
 
 
-MULTILABEL = np.column_stack([SIDES > 0, SIDES > 1]).astype(int)
-
-
-@pytest.mark.parametrize(
-    "model", [OneVsRestClassifier(LogisticRegression()), RidgeClassifier(), MLPClassifier((2,), max_iter=5)]
-)
-def test_several_labels_at_once_are_refused(tmp_path: Path, model: Any) -> None:
-    """Broken: a run ends in a shape that no candidate has."""
-    source = save(tmp_path / "model", model.fit(NOISY, MULTILABEL), NOISY, serialization_format="cloudpickle")
-    assert "several labels at once" in (SklearnSource().refuse(source, PICKLES) or "")
-
-
 HOLES = np.where(NOISE.random(NOISY.shape) < 0.2, np.nan, NOISY).astype(np.float32)
 EMPTY = np.where([False, True, False, False], np.nan, HOLES).astype(np.float32)
 COUNTS = np.nan_to_num(HOLES, nan=-999).astype(np.float32)
@@ -846,17 +834,6 @@ def test_a_step_of_somebodys_own_that_comes_first_is_named(tmp_path: Path) -> No
     for fitted, says in ((model.fit(X[:50], Y[:50]), "Clipped has no converter"), (clone(model), "it is not fitted")):
         source = save(tmp_path / says[:7], fitted, signature=infer_signature(X, Y), serialization_format="cloudpickle")
         assert says in (SklearnSource().refuse(source, PICKLES) or "")
-
-
-def test_categorical_features_of_a_histogram_model_are_refused(tmp_path: Path) -> None:
-    """Broken: the converter takes categories for numbers, and the run ends with a cosine near 0."""
-    random = np.random.default_rng(0)
-    rows = np.stack([random.normal(size=200), random.integers(0, 6, 200)], axis=1)
-    model = HistGradientBoostingClassifier(max_iter=5, categorical_features=[1]).fit(rows, rows[:, 1] % 2 == 0)
-    source = save(tmp_path / "m", model, rows, serialization_format="cloudpickle")
-    reason = SklearnSource().refuse(source, PICKLES)
-    assert reason is not None
-    assert "categorical_features" in reason
 
 
 @pytest.mark.parametrize(("category", "refused"), [(0.1, True), (2**24 + 1, True), (0.5, False), (7, False)])
