@@ -201,7 +201,7 @@ def _signature(model: Any, source: SourceModel) -> Signature:
     if type(model).__name__ == _REGRESSOR:
         return tabular.signature(features, [tabular.prediction()])
     classes = len(model.classes_)
-    label = tabular.label(tabular.label_dtype(model.classes_, source), column=classes > 2)
+    label = tabular.label(tabular.label_dtype(model.classes_, source), targets=1 if classes > 2 else None)
     return tabular.signature(features, [label, tabular.probabilities(classes)])
 
 

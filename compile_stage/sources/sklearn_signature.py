@@ -17,8 +17,9 @@ from compile_stage.sources.sklearn_texts import find_fills
 
 
 def read_signature(estimator: Any, source: SourceModel) -> Signature:
-    """Its inputs, one matrix or columns, and its outputs: a label, with probabilities where it has them, or numbers.
-    Raises SourceError where it is not fitted, reads bare texts, or predicts several labels."""
+    """Its inputs, one matrix or columns, and its outputs: a label, with probabilities where it has them; several labels
+    alone, whose probabilities are a list of arrays; or numbers.
+    Raises SourceError where it is not fitted, or reads bare texts."""
     from sklearn.base import is_classifier, is_regressor
 
     features = getattr(estimator, "n_features_in_", None)
@@ -44,7 +45,7 @@ def read_signature(estimator: Any, source: SourceModel) -> Signature:
     if is_classifier(estimator):
         classes = getattr(estimator, "classes_", ())
         if isinstance(classes, list) or _has_several_labels(last_step(estimator)):
-            raise SourceError("it predicts several labels at once, which is not supported", where=source.uri)
+            return Signature(inputs=inputs, outputs=(_several_labels(estimator, inputs, source),))
         outputs = [tabular.label(tabular.label_dtype(classes, source))]
         if hasattr(estimator, "predict_proba"):
             outputs.append(tabular.probabilities(len(classes)))
@@ -74,6 +75,26 @@ def _has_several_labels(model: Any) -> bool:
     """Of a classifier whose classes do not say it: whether each row may have several of them."""
     binarizer = getattr(model, "label_binarizer_", getattr(model, "_label_binarizer", None))
     return str(getattr(binarizer, "y_type_", "")).startswith("multilabel")
+
+
+def _several_labels(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel) -> TensorSpec:
+    from scipy.sparse import issparse
+
+    answer = ask_answer(estimator, inputs, source)
+    if answer.ndim != 2 or issparse(answer[0, 0]):  # neighbours answer an array of such matrices
+        raise SourceError(
+            "it answers several labels at once as a sparse matrix, which is not compiled",
+            fix="fit it on labels as a plain array: y.toarray()",
+            where=source.uri,
+        )
+    dtype, kind = tabular.label_dtype(answer.ravel(), source), type(last_step(estimator)).__name__
+    if dtype == "str" and kind != "MultiOutputClassifier":
+        raise SourceError(
+            f"its {kind} answers several texts at once, which skl2onnx does not convert",
+            fix=f"number its labels, or fit MultiOutputClassifier({kind}(...))",
+            where=source.uri,
+        )
+    return tabular.label(dtype, targets=answer.shape[1])
 
 
 def ask_answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:

@@ -5,6 +5,7 @@ The converters name and shape their outputs each in its own way; `standardize` g
 the Python API:
 
     classifier   label [batch] (int64, or strings)   probabilities [batch, classes]
+                 label [batch, targets] where each row has several labels
     regressor    prediction [batch], or [batch, targets] where there are several, or it was fitted on a column
 """
 
@@ -45,9 +46,9 @@ def signature(features: int, outputs: Sequence[TensorSpec]) -> Signature:
     )
 
 
-def label(dtype: str, *, column: bool = False) -> TensorSpec:
-    """The class of each row: [batch], or [batch, 1] as a `column`."""
-    return TensorSpec(name=LABEL, dtype=dtype, shape=(graph.BATCH, 1) if column else (graph.BATCH,))
+def label(dtype: str, *, targets: int | None = None) -> TensorSpec:
+    """The class of each row: [batch]; or [batch, targets], of models that answer several."""
+    return TensorSpec(name=LABEL, dtype=dtype, shape=(graph.BATCH,) if targets is None else (graph.BATCH, targets))
 
 
 def probabilities(classes: int) -> TensorSpec:
