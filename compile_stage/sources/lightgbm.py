@@ -35,7 +35,10 @@ WRAPPERS = (
 )
 
 # Objectives whose transformation the converter gets right, as tests/sources shows for each.
-_NUMBER = ("regression", "regression_l1", "huber", "quantile", "poisson", "gamma", "tweedie")
+_NUMBER = (
+    *("regression", "regression_l1", "huber", "quantile", "poisson", "gamma", "tweedie"),
+    *("lambdarank", "rank_xendcg"),  # a score for each row
+)
 _CLASSES = ("binary", "multiclass")
 
 _ZERO_IS_MISSING = 1

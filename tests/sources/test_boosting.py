@@ -219,6 +219,25 @@ def test_lightgbm_boosters(tmp_path: Path, prove: Proof, objective: str) -> None
     prove_answer(source, rows_of(data)[:50])
 
 
+@pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg"])
+@pytest.mark.parametrize("kind", ["Booster", "LGBMRanker"])
+def test_lightgbm_rankers(tmp_path: Path, prove: Proof, objective: str, kind: str) -> None:
+    """Broken: rankers, whose scores are the sum of their trees as those of regressors, would be refused."""
+    lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
+    rows = rows_of(NUMBER)[:440]
+    options = {"objective": objective, "n_estimators": 4, "verbose": -1, "n_jobs": 1, "min_child_samples": 5}
+    model = lightgbm.LGBMRanker(**options).fit(rows, NUMBER[1][:440] // 70, group=[44] * 10)
+    trusted = [*TRUSTED, "lightgbm.sklearn.LGBMRanker"]
+    source = (
+        save(tmp_path / "model", "lightgbm", model.booster_, rows)
+        if kind == "Booster"
+        else save(tmp_path / "model", "lightgbm", model, rows, skops_trusted_types=trusted)
+    )
+    assert plugins.load("sources", "lightgbm").refuse(source, Compliance()) is None
+    prove(source, {"X": rows}, sizes=(1, 200))
+    prove_answer(source, rows[:50])
+
+
 @pytest.mark.parametrize("kind", ["numbers", "text", "truth", "unsigned", "regressor", "early"])
 def test_lightgbm_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="the LightGBM source needs lightgbm")
