@@ -44,7 +44,7 @@ from compile_stage.measure.rounds import OVERTIME, Pace
 from compile_stage.measure.samples import open_samples
 from compile_stage.measure.timed_answers import AnswerLog
 from compile_stage.measure.timed_inputs import turn_bytes
-from compile_stage.measure.turn_rules import refuse_disturber, refuse_turns
+from compile_stage.measure.turn_rules import refuse_clock, refuse_disturber, refuse_turns
 
 T = TypeVar("T")
 
@@ -253,8 +253,7 @@ class Interleaved:
                 here = [name for name in leads if name in self._runners]
                 self._drop_far_slower(first, here, wanted)
                 leads = None
-                if wanted.first_look:
-                    break
+                late = late or wanted.first_look
             if wanted.may_leave:
                 self._let_go(played, wanted)
             known = partial(
@@ -266,7 +265,7 @@ class Interleaved:
                 differ=wanted.differ,
                 rough=now_s - pace.began_s >= wanted.rough_s,
             )
-            if late or known(self._by_name(played.clean)):
+            if (late or known(self._by_name(played.clean))) and not self._in_doubt(played):
                 break
             message = f"batch {wanted.batch_size}, round {len(played.rounds)}"
             self._progress(f"{message}, {played.disturbed} disturbed" if played.disturbed else message)
@@ -289,6 +288,14 @@ class Interleaved:
     def _is_over(self, pace: Pace, played: _Played, now_s: float, seed: int) -> bool:
         known = lambda: timing.roughly_known(self._by_name(played.deciding), BASELINE, seed=seed)  # noqa: E731
         return pace.is_over(len(played.rounds), now_s, known)
+
+    def _in_doubt(self, played: _Played) -> bool:
+        """Whether somebody would be refused for its clock by few turns. Of two, one that the machine delayed is
+        enough for that; of six their median is not moved by it."""
+        if len(played.rounds) >= timing.MIN_ROUNDS:
+            return False
+        turns = self._turns(played.deciding)
+        return any(refuse_clock(own, turns[BASELINE]) for name, own in turns.items() if name != BASELINE)
 
     def _let_go(self, played: _Played, wanted: Rounds) -> None:
         """Whoever is slower than the leader beyond doubt, and of whose gates none is open, leaves the rounds of this

@@ -36,6 +36,7 @@ class Turn:
         waited_s: Time that their threads waited for a core meanwhile.
         held_up_s: The part of `waited_s` that first threads of processes waited: one of these calls the model, and
             takes the times.
+        first_cpu_s: CPU time meanwhile of the first thread of a process that had most of these.
         threads: How many threads ran meanwhile.
         foreign_cores: Cores that other processes than the stage's used in its round.
         idle_s: From the end of its turn before, at rest, to the beginning of this one; 0 for the first.
@@ -54,6 +55,7 @@ class Turn:
     cpu_s: float = 0.0
     waited_s: float = 0.0
     held_up_s: float = 0.0
+    first_cpu_s: float = 0.0
     threads: int = 0
     foreign_cores: float = 0.0
     idle_s: float = 0.0
@@ -156,6 +158,7 @@ class Participant:
             cpu_s=timed.after.cpu_s - timed.before.cpu_s,
             waited_s=waited_between(timed.before, timed.after),
             held_up_s=waited_between(timed.before, timed.after, first_only=True),
+            first_cpu_s=first_threads_cpu(timed.before, timed.after),
             threads=threads_that_ran(timed.before.threads, timed.after.threads),
             idle_s=prepared.before.at_s - rested.at_s if rested else 0.0,
             idle_cpu_s=_wanted(rested, prepared.before) if rested else 0.0,
@@ -204,11 +207,22 @@ def waited_between(before: WorkerUsage, after: WorkerUsage, *, first_only: bool 
     between_s = after.at_s - before.at_s
     waited_s = 0.0
     for thread, wait_s in after.waits.items():
-        if first_only and len(set(thread.split(":"))) > 1:
+        if first_only and not _is_first(thread):
             continue
         ran_s = after.threads.get(thread, 0.0) - before.threads.get(thread, 0.0)
         waited_s += min(wait_s - before.waits.get(thread, 0.0), max(0.0, between_s - ran_s))
     return waited_s
+
+
+def first_threads_cpu(before: WorkerUsage, after: WorkerUsage) -> float:
+    """CPU seconds between two readings of the first thread of a process that had most; 0 where no thread is counted."""
+    used = (ran_s - before.threads.get(name, 0.0) for name, ran_s in after.threads.items() if _is_first(name))
+    return max(used, default=0.0)
+
+
+def _is_first(thread: str) -> bool:
+    """Of `process:thread`: the first thread of a process has its number."""
+    return len(set(thread.split(":"))) == 1
 
 
 def threads_that_ran(before: Mapping[str, float], after: Mapping[str, float]) -> int:

@@ -27,6 +27,15 @@ better the more they are, so that the delay is over the root of their number."""
 LEAST_UNEXPLAINED_S = 0.003
 """However many turns there are: processes differ in how soon they wake up, and in their message's length."""
 
+WAKE_UPS = 2.0
+"""Waits for a core around the calls of a turn, which no latency holds: the worker's when the request wakes it up, and
+one before its answer is sent. Each is as long as those of the stage, which is woken up by the answer: where two busy
+loops used two cores, both waited 7 to 30 ms of turns whose calls took 1 to 10 ms."""
+
+UNCLAIMED_CPU_S = 0.002
+"""CPU time of a turn outside its calls: the request is read and the answer written in 0.3 ms. A busy machine makes a
+thread wait, and it computes no longer for it."""
+
 SPARE_THREADS = 0.5
 """Runnable threads, on average, beyond those that the policy grants: the interpreter and the runtime's own."""
 
@@ -78,18 +87,30 @@ def refuse_turns(own: Sequence[Turn], baseline: Sequence[Turn], threads: int) ->
     """
     if not own:
         return ""
-    return _rest(own) or _threads(own, threads) or _clock(own, baseline)
+    return _rest(own) or _threads(own, threads) or refuse_clock(own, baseline)
 
 
-def _clock(own: Sequence[Turn], baseline: Sequence[Turn]) -> str:
+def refuse_clock(own: Sequence[Turn], baseline: Sequence[Turn]) -> str:
+    """Why the clock of a participant can't be believed, as one sentence; empty when it can.
+
+    Args:
+        own, baseline: As `refuse_turns` takes them.
+    """
+    if not own:
+        return ""
     claimed, wall = (median([value(turn) for turn in own]) for value in (_claimed, _wall))
     if any(_claimed(turn) > turn.wall_s * (1 + CLAIMED_TOO_MUCH) + 1e-3 for turn in own):
         return (
             f"its clock is wrong: its latencies add up to {claimed * 1e3:.3g} ms a turn, which took {wall * 1e3:.3g} "
             "ms by the stage's clock"
         )
-    seen, calls = median([_unexplained(turn) for turn in own]), median([_calls(turn) for turn in own])
-    usual = max(0.0, median([_unexplained(turn) for turn in baseline])) if baseline else 0.0
+    if problem := _cpu_time(own):
+        return problem
+    waits_s = [turn.stage_waited_s for turn in (*own, *baseline)]
+    around_s = WAKE_UPS * sum(waits_s) / len(waits_s)
+    seen = median([_unexplained(turn, around_s) for turn in own])
+    calls = median([_calls(turn) for turn in own])
+    usual = max(0.0, median([_unexplained(turn, around_s) for turn in baseline])) if baseline else 0.0
     known = median([_calls(turn) for turn in baseline]) if baseline else 0.0
     delay = max(UNEXPLAINED_S / math.sqrt(len(own)), LEAST_UNEXPLAINED_S)
     # Many calls of the original show what one takes here, and few say nothing of it.
@@ -99,6 +120,19 @@ def _clock(own: Sequence[Turn], baseline: Sequence[Turn]) -> str:
     return (
         f"its clock is wrong: a turn took {wall * 1e3:.3g} ms by the stage's clock, and its latencies explain "
         f"{claimed * 1e3:.3g} ms of that"
+    )
+
+
+def _cpu_time(own: Sequence[Turn]) -> str:
+    """The thread that takes the times can't have computed for longer than its calls took, however busy the machine
+    is."""
+    claimed_s, cpu_s = sum(turn.claimed_s for turn in own), sum(turn.first_cpu_s for turn in own)
+    around_s = len(own) * UNCLAIMED_CPU_S + UNEXPLAINED_CALL_S * sum(_calls(turn) for turn in own)
+    if cpu_s <= around_s + (1 + UNEXPLAINED_SHARE) * claimed_s:
+        return ""
+    return (
+        f"its clock is wrong: its first thread computed for {cpu_s / len(own) * 1e3:.3g} ms a turn by the kernel's "
+        f"count, and its latencies explain {claimed_s / len(own) * 1e3:.3g} ms of that"
     )
 
 
@@ -133,10 +167,19 @@ def _calls(turn: Turn) -> float:
     return float(len(turn.latency_s) + len(turn.first_s))
 
 
-def _unexplained(turn: Turn) -> float:
-    """Seconds of a turn beyond its latencies and beyond what the stage itself waited for a core, less the share of the
-    turn in which the thread that took the times did: that much of it is the machine's doing, as far as others used its
-    cores. Threads of the participant that wait for each other excuse nothing."""
+def _unexplained(turn: Turn, around_s: float) -> float:
+    """Seconds of a turn beyond its latencies and beyond what the machine is to blame for, as far as others used its
+    cores. Threads of the participant that wait for each other excuse nothing.
+
+    What the stage itself waited for a core is taken off. What the thread that took the times waited lies anywhere in
+    the turn: taken off is its share of the turn, as if it were spread evenly; or all of it, where it is no longer than
+    waits around the calls are.
+
+    Args:
+        around_s: Of a turn, that the thread may have waited around its calls.
+    """
+    if turn.wall_s <= 0:
+        return 0.0
     seconds = turn.wall_s - turn.stage_waited_s - _claimed(turn)
-    waiting = min(1.0, turn.held_up_s / turn.wall_s, turn.foreign_cores) if turn.wall_s > 0 else 0.0
-    return seconds * (1 - waiting)
+    waited_s = min(turn.held_up_s, turn.wall_s, turn.foreign_cores * turn.wall_s)
+    return min(seconds * (1 - waited_s / turn.wall_s), seconds - min(waited_s, around_s))

@@ -152,7 +152,7 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
 
 def row_speedup_text(target: TargetResult, row: Row, *, interval: bool = True) -> str:
     """As `speedup_text`, of a table's row; `not known` where something slowed the baseline down."""
-    if contradiction_of(target) and row.timing is not None and row.timing.speedup is not None:
+    if contradiction_of(target) and row.timing is not None:
         return "not known"
     return speedup_text(row.timing, interval=interval)
 
@@ -533,7 +533,10 @@ def _margin(check: Check) -> float:
 
 
 def _speedup(row: Row) -> float:
-    return row.timing.speedup if row.timing is not None and row.timing.speedup is not None else 0.0
+    """What rows are sorted by: where the speedups over the baseline are not known, calls a second."""
+    if row.timing is not None and row.timing.speedup is not None:
+        return row.timing.speedup
+    return 1 / median if (median := median_s(row.timing)) else 0.0
 
 
 def _beside_each_other(value: float, limit: float) -> tuple[str, str]:

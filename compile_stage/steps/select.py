@@ -9,15 +9,20 @@ from dataclasses import dataclass, replace
 from compile_stage.core import plugins
 from compile_stage.core.records import (
     Candidate,
+    Check,
+    Measurement,
+    Outcome,
+    PredictSpeedup,
     ResultState,
     Selection,
     TargetPolicy,
     TargetResult,
     Timing,
+    Verdict,
     is_ratio_known,
     surely_faster,
 )
-from compile_stage.measure import stats
+from compile_stage.measure import gates, stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.restarts import beside, shared_rounds
@@ -250,23 +255,75 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
 
 
 def without_speed(target: TargetResult) -> TargetResult:
-    """The target whose winner's reason says no more how many times as fast it is: for a baseline that was found to be
-    slowed down after the winner was selected."""
-    winner = target.winner
-    timing = stats.deciding_timing(winner.measurement, target.policy) if winner is not None else None
-    if winner is None or timing is None or timing.speedup is None:
+    """The target without a speedup over its baseline: for one that was found to be slowed down after the winner was
+    selected (`PredictSpeedup.contradiction`).
+
+    Reports, `result.json` and the manifest are made of this record. The winner's reason says that its speedup is not
+    known. Timings keep their latencies, and no ratio. The winner's check of `min_speedup` holds the figure through
+    predict(), by which it is judged instead; those of the others no figure.
+    """
+    winner, found = target.winner, target.predict_speedup
+    if winner is None or found is None:
         return target
-    said = _how_fast(timing)
+    timing = stats.deciding_timing(winner.measurement, target.policy)
+    said = _how_fast(timing) if timing is not None and timing.speedup is not None else None
     unknown = "how many times as fast as the original is not known (something slowed the baseline down)"
-    changed = replace(winner, reason=winner.reason.replace(said, unknown))
+
+    def told(reason: str) -> str:
+        return reason if said is None else reason.replace(said, unknown)
+
+    candidates = []
+    for one in target.candidates:
+        is_winner = one.job.id == winner.job.id
+        changed = replace(
+            one,
+            measurement=_without_ratios(one.measurement),
+            verdict=_judged_by_predict(one.verdict, found if is_winner else None),
+        )
+        candidates.append(replace(changed, reason=told(one.reason)) if is_winner else changed)
     selection = replace(
         target.selection,
-        reason=target.selection.reason.replace(said, unknown),
-        reasons={job_id: reason.replace(said, unknown) if job_id == winner.job.id else reason
+        reason=told(target.selection.reason),
+        reasons={job_id: told(reason) if job_id == winner.job.id else reason
                  for job_id, reason in target.selection.reasons.items()},
     )  # fmt: skip
-    candidates = tuple(changed if one.job.id == winner.job.id else one for one in target.candidates)
-    return replace(target, candidates=candidates, selection=selection)
+    return replace(target, candidates=tuple(candidates), selection=selection)
+
+
+def _without_ratios(measured: Measurement | None) -> Measurement | None:
+    if measured is None:
+        return None
+    timings = (
+        replace(timing, speedup=None, speedup_interval=None, mean_speedup_interval=None) for timing in measured.timings
+    )
+    return replace(measured, timings=tuple(timings))
+
+
+def _judged_by_predict(verdict: Verdict | None, found: PredictSpeedup | None) -> Verdict | None:
+    """The verdict with the figure through predict() in its checks of the speedup; None for a candidate whose predict()
+    was not timed."""
+    if verdict is None:
+        return None
+    checks = (_by_predict(check, found) if check.gate.metric == "speedup" else check for check in verdict.checks)
+    return replace(verdict, checks=tuple(checks))
+
+
+def _by_predict(check: Check, found: PredictSpeedup | None) -> Check:
+    unknown = "something slowed the baseline down, so that the speedup over it is not known"
+    if found is None or found.speedup is None or found.interval is None:
+        return replace(check, measured=None, interval=None, reason=unknown)
+    low, high = map(ratio_text, found.interval)
+    holds = gates.holds(check.gate, found.speedup, found.interval)
+    return replace(
+        check,
+        outcome=Outcome.PASS if holds else Outcome.FAIL,
+        measured=found.speedup,
+        interval=found.interval,
+        samples=found.pairs,
+        reason=f"through predict() of {found.rows} row{'' if found.rows == 1 else 's'} it is "
+        f"{ratio_text(found.speedup)} times as fast as the original (95 % interval {low} to {high}); the limit is "
+        f"{check.gate.limit:g}; {unknown}",
+    )
 
 
 def _under_waivers(candidate: Candidate) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from compile_stage import api
 from compile_stage.core.records import RunResult
+from compile_stage.measure.recompute import refuse_published
 from compile_stage.steps import predict
 
 pytestmark = [
@@ -79,6 +81,33 @@ def test_nothing_is_published_by_a_speedup_over_a_baseline_that_is_contradicted(
     assert target.bundle is None
     written = json.loads((policy.parent / "out" / "result.json").read_text())
     assert written["targets"][0]["predict_speedup"]["contradiction"] == "the baseline took 50 ms"
+
+
+@pytest.mark.slow
+def test_what_is_published_holds_no_speedup_over_a_baseline_that_is_contradicted(
+    small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: the report says that the speedup over the baseline is not known, and the published manifest, which was
+    written before predict() was timed, holds it."""
+    monkeypatch.setattr(predict, "contradiction", lambda target, found: "the baseline took 50 ms")
+    pairs = [(0.012, 0.001)] * predict.PAIRS
+    monkeypatch.setattr(predict.PredictComparison, "_take_turns", lambda *_, **__: pairs)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", BODY.replace("null", "0.2"))
+    result = run(small_model, policy)
+    assert result.exit_code == 0, result.problem
+    (target,) = result.targets
+    assert target.bundle is not None
+    assert target.receipt is not None
+    assert target.receipt.digest == target.bundle.digest
+    manifest = json.loads((Path(target.bundle.path) / "data" / "manifest.json").read_text())
+    assert [one["speedup"] for one in manifest["timing"].values()] == [None]
+    (check,) = [one for one in manifest["verdict"]["checks"] if one["gate"]["metric"] == "speedup"]
+    assert (check["outcome"], check["measured"]) == ("pass", 12.0)
+    assert check["reason"].startswith("through predict() of 1 row it is 12 times as fast as the original")
+    assert refuse_published(manifest, date(2026, 11, 30)) is None
+    written = json.loads((policy.parent / "out" / "result.json").read_text())
+    (candidate,) = written["targets"][0]["candidates"]
+    assert [one["speedup"] for one in candidate["timing"]["by_batch"].values()] == [None]
 
 
 def test_the_code_of_a_model_does_not_run_for_a_figure(small_model: Path, write_policy: Write, tmp_path: Path) -> None:

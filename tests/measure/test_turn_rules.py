@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_stage.core.ports import WorkerUsage
-from compile_stage.measure.participant import Turn, threads_that_ran, waited_between
+from compile_stage.measure.participant import Turn, first_threads_cpu, threads_that_ran, waited_between
 from compile_stage.measure.turn_rules import refuse_disturber, refuse_turns
 
 
@@ -61,6 +61,43 @@ def test_of_few_turns_a_longer_delay_is_allowed() -> None:
     late = [replace(turn, wall_s=turn.wall_s + 0.009) for turn in turns(2)]
     assert refuse_turns(late, turns(2), 1) == ""
     assert "its clock is wrong" in refuse_turns(late * 6, turns(12), 1)
+
+
+def test_waits_of_a_wake_up_are_not_laid_at_the_clock() -> None:
+    """Broken: two busy loops keep the worker waiting for a core before its calls, as long as they keep the stage
+    waiting, and an honest candidate whose calls take 1 ms a turn is refused: "a turn took 129 ms, and its latencies
+    explain 9.8 ms"."""
+    wait_s = 0.12
+    busy = [
+        replace(turn, wall_s=turn.claimed_s + wait_s + 0.001, held_up_s=wait_s, foreign_cores=0.6)
+        for turn in turns(6, calls=5)
+    ]
+    original = [replace(turn, stage_waited_s=0.13) for turn in turns(6)]
+    late = [replace(turn, foreign_cores=1.6) for turn in busy]
+    assert "its clock is wrong" in refuse_turns(busy, original, 1), "others used too little to hold it up for so long"
+    assert refuse_turns(late, original, 1) == ""
+    assert "its clock is wrong" in refuse_turns(late, turns(6), 1), "the stage, on the same cores, waited for nothing"
+
+
+def test_the_kernels_count_of_what_the_first_thread_computed_shows_a_slow_clock_on_a_busy_machine() -> None:
+    """Broken: where the stage and the worker wait for a core in turns, their waits hide as much of the calls, and a
+    clock at half its speed is believed."""
+    wall = [replace(turn, stage_waited_s=turn.wall_s, foreign_cores=2.0) for turn in turns(6)]
+    honest = [replace(turn, first_cpu_s=0.0405) for turn in wall]
+    slow = [replace(turn, latency_s=tuple(0.5 * one for one in turn.latency_s)) for turn in honest]
+    assert refuse_turns(honest, wall, 1) == ""
+    assert refuse_turns(slow, wall, 1) == (
+        "its clock is wrong: its first thread computed for 40.5 ms a turn by the kernel's count, and its latencies "
+        "explain 20 ms of that"
+    )
+
+
+def test_the_cpu_time_of_first_threads_is_told_from_that_of_others() -> None:
+    """Broken: threads of a pool that look for work after a call would make the clock of an honest runtime slow."""
+    first = WorkerUsage(at_s=10.0, cpu_s=1.0, threads={"70:70": 1.0, "70:71": 1.0}, waits={})
+    second = WorkerUsage(at_s=10.04, cpu_s=1.0, threads={"70:70": 1.01, "70:71": 1.03, "80:80": 0.004}, waits={})
+    assert first_threads_cpu(first, second) == pytest.approx(0.01)
+    assert first_threads_cpu(first, replace(second, threads={})) == 0.0
 
 
 def test_only_what_others_keep_a_worker_waiting_for_excuses_its_clock() -> None:

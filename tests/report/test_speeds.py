@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -13,11 +12,15 @@ import pytest
 from compile_stage.cli.render import Display
 from compile_stage.core.errors import GateError
 from compile_stage.core.records import Check, Gate, Outcome, PredictSpeedup, RunResult, TargetResult
+from compile_stage.measure.published_figures import metrics_of
+from compile_stage.measure.recompute import holds
 from compile_stage.report import summary
 from compile_stage.report.html import render_html
 from compile_stage.report.junit import render_junit
 from compile_stage.report.markdown import render_markdown
 from compile_stage.report.payback import payback
+from compile_stage.report.result import result_document
+from compile_stage.steps.package import timings
 from compile_stage.steps.predict import contradiction, demand_speedup
 from compile_stage.steps.select import without_speed
 
@@ -196,12 +199,40 @@ def test_no_part_of_a_report_shows_a_speedup_over_a_baseline_that_was_slowed_dow
     assert payback(shown, told) is None
     for form, text in everything_shown(shown).items():
         words = " ".join(text.split())
-        places = [words[max(0, at.start() - 80) : at.end()] for at in re.finditer("6.52×", words)]
-        # The checks say what was held to the gate.
-        assert not [p for p in places if 'data-label="Measured"' not in p and "passed: speedup: " not in p], form
+        assert "6.52×" not in words, form
         assert "6.52 times" not in words, form
         assert "not known" in words or form == "junit", form
     assert "is not known (something slowed the baseline down)" in render_html(shown)
+
+
+def test_nothing_that_a_machine_reads_holds_a_speedup_over_a_baseline_that_was_slowed_down(result: RunResult) -> None:
+    """Broken: the reports say that the speedup is not known, and result.json, the manifest and the registry's metrics
+    that it is 1,543: a pipeline that compares figures takes that for one."""
+    target = asked_for(slowed_baseline(result, 20), 1.0, said="the baseline took 40.4 ms")
+    told = without_speed(target)
+    shown = dataclasses.replace(result, targets=(told, *result.targets[1:]))
+    written = result_document(shown)["targets"][0]
+    assert target.winner is not None
+    assert told.winner is not None
+    assert target.predict_speedup is not None
+    for candidate in written["candidates"]:
+        for timing in ((candidate["timing"] or {}).get("by_batch") or {}).values():
+            assert (timing["speedup"], timing["speedup_interval"], timing["mean_speedup_interval"]) == (
+                None,
+                None,
+                None,
+            )
+            assert timing["p50_s"] is not None
+        checks = [one for one in (candidate["verdict"] or {"checks": []})["checks"] if one["metric"] == "speedup"]
+        of_winner = target.predict_speedup.speedup if candidate["state"] == "won" else None
+        assert [one["measured"] for one in checks] == [of_winner] * len(checks), candidate["job_id"]
+    (check,) = (
+        [one for one in told.winner.verdict.checks if one.gate.metric == "speedup"] if told.winner.verdict else ()
+    )
+    assert "through predict() of 1 row it is 1.84 times as fast" in check.reason
+    assert holds(check)
+    assert timings(told.winner.measurement)["1"]["speedup"] is None
+    assert not [name for name in metrics_of(told.winner) if "speedup" in name]
 
 
 def asked_for(target: TargetResult, limit: float, *, said: str) -> TargetResult:
