@@ -80,6 +80,7 @@ _MATRIX_OPS = re.compile(r"convolution|linear|mm\b|mm_|matmul|attention|lstm|gru
 
 
 _KILLED = "killed"
+_LATE_PROBE = re.compile(r"VecISA dlopen probe for (.+) hung")
 _COMPILER_SCRIPT = """\
 #!/bin/sh
 for attempt in 1 2; do
@@ -270,12 +271,17 @@ def _build(model: PortableModel, scheme: Scheme, device: str, options: Mapping[s
                 program = moved(program, device)
             if half := _HALVES.get(scheme.precision):
                 program = _in_half(program, model.signature, device, half)
+            if device == "cpu":
+                with torch._inductor.config.patch(_known(settings)):
+                    _try_vector_instructions()
             with torch.no_grad():
                 built = torch._inductor.aoti_compile_and_package(
                     program,
                     package_path=str(scratch / _ENTRY),
                     inductor_configs=_known(settings),
                 )
+        except NothingCompiledError:
+            raise
         except Exception as error:  # what fails in a compiler of Python shares no base class
             _demand_unkilled(scratch)
             raise NothingCompiledError(f"Inductor can't compile the program: {_sentence(error)}") from error
@@ -290,6 +296,36 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     known = torch._inductor.config.get_config_copy()
     return {name: value for name, value in settings.items() if name in known}
+
+
+def _try_vector_instructions() -> None:
+    """Have Inductor try which sets of vector instructions the machine has, with no set left out for want of time.
+
+    It loads a small library for each set in a process of its own, and takes a set for missing whose process needs more
+    than 60 s: on a machine with hardly any CPU to spare, Python takes as long to start. The code is slower then, and
+    nothing but a warning says so. What it found is kept for the process, so it is tried once more with that forgotten.
+
+    Raises:
+        NothingCompiledError: It took as long again.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    late: list[str] = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            cpu_vec_isa.pick_vec_isa()
+        late = [found[1] for one in said if (found := _LATE_PROBE.search(str(one.message)))]
+        if not late:
+            return
+        sets = {cls for one in cpu_vec_isa.supported_vec_isa_list for cls in type(one).__mro__}
+        for kept in (cpu_vec_isa.valid_vec_isa_list, *(one for cls in sets for one in vars(cls).values())):
+            getattr(kept, "cache_clear", lambda: None)()
+    raise NothingCompiledError(
+        f"Inductor could not tell whether this machine has {' and '.join(late)}: the process that tries it took longer "
+        "than 60 s, twice. Without these vector instructions the code would be slower",
+        fix="run again when the machine is less busy",
+    )
 
 
 def _wrap_compiler(scratch: Path) -> Path:
