@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compile_stage.cli import exits
+from compile_stage.cli.output import print_json_error
 from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.redaction import redacted
+from compile_stage.core.storage import explained
 
 if TYPE_CHECKING:
     from compile_stage.cli.json_log import JsonLog
@@ -202,8 +204,13 @@ def json_log(verbose: int) -> Iterator[JsonLog]:
 
 
 @contextmanager
-def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
-    """What people see, closed however the command ends, so that a live table never swallows an error message."""
+def display(as_json: bool, quiet: int, verbose: int, *, errors_too: bool = True) -> Iterator[Display]:
+    """What people see, closed however the command ends, so that a live table never swallows an error message. With
+    `as_json`, an error is a document on standard output too: who reads it would find nothing there.
+
+    Args:
+        errors_too: False where the command's own document says how it ended.
+    """
     from compile_stage.cli.render import Display
 
     logging.basicConfig(
@@ -216,5 +223,9 @@ def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
     shown = Display(sys.stderr if as_json else sys.stdout, quiet=bool(quiet), verbose=bool(verbose))
     try:
         yield shown
+    except Exception as error:
+        if as_json and errors_too:
+            print_json_error(explained(error))
+        raise
     finally:
         shown.close()

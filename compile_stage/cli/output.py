@@ -41,6 +41,24 @@ def print_json(value: Any) -> None:
     print_text(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
+def print_json_error(error: CompileStageError) -> None:
+    """An error as `compile-stage/error/v1` on standard output: `exit_code`, `problem`, `fix`, `where`, and `problems`,
+    each with its `code`; of a policy one for each mistake."""
+    lines = [(error.problem, error.code)]
+    if isinstance(error, PolicyError) and error.problems:
+        lines = list(zip(error.problems, error.codes, strict=True))
+    print_json(
+        {
+            "schema": "compile-stage/error/v1",
+            "exit_code": error.exit_code,
+            "problem": error.problem,
+            "where": error.where or None,
+            "fix": error.fix or None,
+            "problems": [{"problem": problem, "code": code} for problem, code in lines],
+        }
+    )
+
+
 def print_text(text: str) -> None:
     """To standard output, at once."""
     sys.stdout.write(text)

@@ -275,6 +275,23 @@ def test_plan_shows_jobs_and_refusals(
     assert json.loads(capsys.readouterr().out)["jobs"][0]["id"] == jobs[0].id
 
 
+def test_an_error_is_a_document_where_json_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: `plan --json` of a policy with a mistake prints nothing on standard output, and a pipeline that reads
+    JSON there fails with an error of its parser in place of the mistake."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text("apiVersion: compile-stage/v1\nkind: OptimizationPolicy\nname: p\nowner: o\nbogus: 1\n")
+    assert leave("plan", "models:/m/1", "-p", str(policy), "--json") == 2
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["schema"], found["exit_code"]) == ("compile-stage/error/v1", 2)
+    assert [one["code"] for one in found["problems"]] == ["CS0120", "CS0103"]
+    assert found["problems"][1]["problem"].startswith(f"{policy}:5:1: bogus: unknown key")
+    assert "CS0103" in shown.err
+    assert leave("verify", str(tmp_path / "none"), "--json") == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert "none" in problem["problem"]
+
+
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 7)])
 def test_verify_ends_with_7_when_something_does_not_hold(
     result: RunResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], passed: bool, code: int
