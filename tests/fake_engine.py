@@ -163,6 +163,9 @@ class FakeWorker:
             Sensitivity(node=node, op="MatMul", effect=part, cost=1.0) for node, part in self._scenario.effects.items()
         ]
 
+    def _refuse_model(self, **_: Any) -> None:
+        return None
+
     def _compile_model(self, model: PortableModel, job: Job, into: str, **_: Any) -> Artifact:
         scheme = job.scheme
         kept = [node for nodes in model.kept.values() for node in nodes]

@@ -134,6 +134,8 @@ class SourceCapabilities(Capabilities):
         asked_on_one_thread: What its models answer is asked for on one thread, since threads of their libraries meet
             after each tree: on a busy machine a row takes 3 to 25 times as long on two. They are measured on the
             target's threads all the same.
+        planned_by_graph: Its models are exported to ONNX within seconds, and hold operators that few runtimes have
+            (ai.onnx.ml), so that a plan exports them, and asks each backend whether it takes the graph.
     """
 
     forms: tuple[str, ...] = ("onnx",)
@@ -144,6 +146,7 @@ class SourceCapabilities(Capabilities):
     computes_wider: bool = False
     gates: tuple[Gate, ...] = ()
     asked_on_one_thread: bool = False
+    planned_by_graph: bool = False
 
 
 @record

@@ -242,6 +242,15 @@ def mix(model: Any, lowered: Any, keep: list[str], into: str) -> PortableModel:
     return give_back(revive(PortableModel, model), revive(PortableModel, lowered), keep, Path(into))
 
 
+def refuse_model(job: Any, model: Any) -> str | None:
+    """Why the backend of a job can't compile the model, as far as it knows before; None where nothing is known."""
+    asked = revive(Job, job)
+    compiler = plugins.load("backends", asked.backend)
+    plugins.demand(compiler)
+    reason: str | None = compiler.refuse(revive(PortableModel, model), asked.target)
+    return reason
+
+
 def compile_model(job: Any, model: Any, calibration: Any, into: str) -> Artifact:
     """The artifact of one job, in the folder `into`. Raises UsageError with the reason when it is refused."""
     asked, portable = revive(Job, job), revive(PortableModel, model)
@@ -358,6 +367,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         rewrite_graph,
         find_mixed_rows,
         mix,
+        refuse_model,
         compile_model,
         open_source,
         open_as_given,

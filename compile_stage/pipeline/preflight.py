@@ -6,8 +6,10 @@ is in the cache when a run follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from compile_stage.core.errors import (
     EXIT_NOTHING_COMPILED,
     EXIT_OK,
     SourceError,
+    WorkerError,
 )
-from compile_stage.core.ports import Worker
+from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import (
     Budget,
     Data,
     DataSpec,
     Job,
     Plan,
+    PortableModel,
     SampleSet,
     ShapeRange,
     SourceModel,
@@ -40,7 +44,7 @@ from compile_stage.core.tensors import Signature
 from compile_stage.measure.readers import SampleRequest, demand_importable
 from compile_stage.pipeline.inputs import source_errors, source_limits
 from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
-from compile_stage.steps.export import demand_batch_sizes, inspect
+from compile_stage.steps.export import demand_batch_sizes, export, inspect
 from compile_stage.steps.sample import sample
 
 
@@ -71,7 +75,7 @@ def preflight(context: Context, plan: Plan) -> Plan:
     if refused and len(refused) == len(plan.policy.targets):
         raise refused[0]
     reasons = {job_id: reason for target in by_target for job_id, reason in target.items()}
-    exit_code, problem = _ending(plan, reasons)
+    exit_code, problem = _ending(plan, reasons, checks.not_taken)
     return replace(
         plan,
         jobs=tuple(job for job in plan.jobs if job.id not in reasons),
@@ -87,6 +91,7 @@ class _Checks:
     """Attributes:
     notes: How many samples the confidence of the limits needs, and which samples were not looked at, of the targets so
         far.
+    not_taken: Ids of the jobs whose backend does not take the graph, and that nothing else speaks against.
     """
 
     context: Context
@@ -95,6 +100,7 @@ class _Checks:
     data: Data
     budget: Budget
     notes: list[str] = field(default_factory=list)
+    not_taken: set[str] = field(default_factory=set)
 
     def reasons(self, jobs: Sequence[Job], policy: TargetPolicy) -> dict[str, str]:
         """Why jobs of one target, with the gates of its policy, can't pass, by their ids.
@@ -118,7 +124,36 @@ class _Checks:
                 self._sample("calibration", self.data.calibration, signature, target.shapes)
             except SourceError as error:  # other jobs of the target need none
                 reasons |= {job.id: f"it needs calibration samples: {error.problem}" for job in calibrated}
+        if plugins.load("sources", self.source.flavor).capabilities.planned_by_graph:
+            of_graph = self._graph_reasons([job for job in jobs if job.id not in reasons], target)
+            self.not_taken.update(of_graph)
+            reasons |= of_graph
         return reasons
+
+    def _graph_reasons(self, jobs: Sequence[Job], target: Target) -> dict[str, str]:
+        """Why backends don't take the exported graph. It is the same for all precisions: each leaves the operators that
+        it does not know as they are."""
+        reasons: dict[str, str] = {}
+        model: PortableModel | None = None
+        for name in dict.fromkeys(job.backend for job in jobs if job.form == "onnx"):
+            own = [job for job in jobs if job.backend == name and job.form == "onnx"]
+            model = model or export(self.context, self.worker, self.source, target, jobs)
+            limits = WorkerLimits.within(self.budget, target.threads, plugins.interpreter_of(name))
+            key = {
+                "model": model.digest,
+                "target": replace(own[0].target, name="", required=True, backends=(), precisions=()),
+                "backend": name,
+                "made_by": plugins.cache_identity("backends", name),
+            }
+            with suppress(WorkerError):  # a run says what is wrong with the backend
+                ask = partial(self._refuse, own[0], model, limits)
+                reason = self.context.cached("refuse-model/1", "", key, ask).value
+                reasons |= {job.id: str(reason) for job in own if reason}
+        return reasons
+
+    def _refuse(self, job: Job, model: PortableModel, limits: WorkerLimits, _: Path) -> str:
+        with self.context.worker(f"plan--{job.backend}", limits) as worker:
+            return str(worker.call("refuse_model", job=job, model=model) or "")
 
     def _signature(self, device: str, target: Target) -> Signature:
         """From opening the original where a run would, so that a plan refuses what has no such device; for the shapes
@@ -157,12 +192,14 @@ def _confidence_notes(jobs: Sequence[Job], validation: SampleSet | None, policy:
     return confidence_notes(jobs, validation.independent, validation.unit, of_winner=of_winner)
 
 
-def _ending(plan: Plan, reasons: Mapping[str, str]) -> tuple[int, str]:
+def _ending(plan: Plan, reasons: Mapping[str, str], not_taken: Collection[str]) -> tuple[int, str]:
     """The exit code of a run and its first cause: as far as planned, since a candidate may still fail."""
     if not plan.jobs:
         return EXIT_NOTHING_COMPILED, "nothing could be compiled: every job is refused"
     nothing_left = all(job.id in reasons for job in plan.jobs)  # then the run fails, whichever targets are required
     lost = list(_without_candidates(plan, reasons, required_only=not nothing_left))
+    if all(job.id in not_taken for job in plan.jobs):
+        return EXIT_NOTHING_COMPILED, "\n".join(["nothing could be compiled", *lost])
     return (EXIT_GATE, "\n".join(lost)) if lost else (EXIT_OK, "")
 
 

@@ -42,7 +42,7 @@ class CatBoostSource(Exporter):
     requires = ("catboost",)
     extra = "catboost"
     framework = "CatBoost"
-    capabilities = SourceCapabilities(asked_on_one_thread=True)
+    capabilities = SourceCapabilities(asked_on_one_thread=True, planned_by_graph=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:

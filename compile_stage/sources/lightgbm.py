@@ -55,7 +55,7 @@ class LightGBMSource(Exporter):
     requires = ("lightgbm", "onnxmltools")
     extra = "lightgbm"
     framework = "LightGBM"
-    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True)
+    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True, planned_by_graph=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         if (reason := mlmodel.missing_file(_file(source), source) or tabular.refuse_columns(source)) is not None:

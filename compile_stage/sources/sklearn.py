@@ -64,7 +64,7 @@ class SklearnSource(Exporter):
     requires = ("sklearn", "skl2onnx", "skops")
     extra = "sklearn"
     framework = "scikit-learn"
-    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True)
+    capabilities = SourceCapabilities(computes_wider=True, asked_on_one_thread=True, planned_by_graph=True)
 
     def refuse(self, source: SourceModel, compliance: Compliance) -> str | None:
         path = _file(source)

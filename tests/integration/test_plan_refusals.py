@@ -295,3 +295,32 @@ def test_the_command_shows_the_plan_and_ends_with_the_runs_code(
     assert leave(*arguments) == 0
     assert leave(*arguments, "--set", "data.min_samples=65") == 3
     assert "a run would fail: required target 'cpu' can have no winner" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.slow
+def test_a_plan_says_which_backend_does_not_take_the_graph_of_a_classifier(tmp_path: Path) -> None:
+    """Broken: `plan` promised a job for each precision of OpenVINO, which knows no operator of ai.onnx.ml, and ended
+    with 0; the run ended with 6."""
+    sklearn = pytest.importorskip("mlflow.sklearn")
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    from mlflow.models import infer_signature
+
+    rows = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    labels = (rows[:, 0] > 0).astype(np.int64)
+    model = linear_model.LogisticRegression().fit(rows, labels)
+    signature = infer_signature(rows, model.predict(rows))
+    sklearn.save_model(model, tmp_path / "m", signature=signature, input_example=rows[:2], serialization_format="skops")
+    np.savez(tmp_path / "data.npz", input=rows, y=labels)
+    policy = tmp_path / "p.yaml"
+    policy.write_text(
+        f"{HEAD}owner: o\ndata: {{validation: {{source: 'file:data.npz', labels: y}}}}\n"
+        f"targets: {{cpu: {{device: cpu, backends: [openvino], precisions: [fp32], threads: 1}}}}\n{FAST}\n"
+    )
+    plan = api.plan(f"folder:{tmp_path / 'm'}", policy)
+    assert not plan.jobs
+    assert [one.reason for one in plan.refused if "LinearClassifier" in one.reason]
+    result = api.run(f"folder:{tmp_path / 'm'}", policy, out=tmp_path / "out", publish=False)
+    assert (plan.exit_code, result.exit_code) == (6, 6), (plan.problem, result.problem)
+    several = api.plan(f"folder:{tmp_path / 'm'}", policy, sets=["targets.cpu.backends=[onnxruntime, openvino]"])
+    assert {job.backend for job in several.jobs} == {"onnxruntime"}
+    assert several.exit_code == 0
