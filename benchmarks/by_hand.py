@@ -50,7 +50,7 @@ from peers.recipe import BATCHES, Given  # noqa: E402
 
 from compile_stage.core import plugins  # noqa: E402
 from compile_stage.core.errors import CompileStageError  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure import speedups  # noqa: E402
 from compile_stage.policy.load import load_policy  # noqa: E402
 
 NETWORKS = ("resnet50", "bert6", "separable", "vit", "lstm", "small")
@@ -342,8 +342,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", type=Path, help="folder for reports and files; what is there is used again")
     results.add_save_option(parser)
     chosen = parser.parse_args(arguments)
-    if chosen.starts < stats.FEW_PROCESSES:
-        parser.error(f"--starts must be at least {stats.FEW_PROCESSES}: fewer don't show how processes differ")
+    if chosen.starts < speedups.FEW_PROCESSES:
+        parser.error(f"--starts must be at least {speedups.FEW_PROCESSES}: fewer don't show how processes differ")
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     with tempfile.TemporaryDirectory() as scratch, results.recording("by-hand", chosen.save) as record:
         record.settings |= {"threads": THREADS, "seconds": chosen.seconds, "starts": chosen.starts}

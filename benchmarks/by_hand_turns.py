@@ -16,7 +16,7 @@ import numpy as np
 from peers.recipe import Given
 
 from compile_stage.core.records import Gate, Outcome
-from compile_stage.measure import disturbance, stats, timing
+from compile_stage.measure import disturbance, speedups, stats, timing
 from compile_stage.measure.metrics import ComparedSamples, check_outputs
 
 HERE = Path(__file__).parent
@@ -197,7 +197,7 @@ def row_of(taken: dict[str, list[list[list[float]]]], name: str) -> dict[str, An
         return [turn for start in taken[who] for turn in start]
 
     owners = [number for number, start in enumerate(taken[name]) for _ in start]
-    ratio = stats.ratio_interval(flat(name), flat(OURS), seed=0, processes=owners)
+    ratio = speedups.ratio_interval(flat(name), flat(OURS), seed=0, processes=owners)
     return {
         "p50_ms": round(1e3 * stats.median([s for turn in flat(name) for s in turn]), 4),
         "over_ours": round(ratio.value, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4),

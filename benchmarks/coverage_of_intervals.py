@@ -20,7 +20,7 @@ import sys
 
 import numpy as np
 
-from compile_stage.measure.stats import ratio_interval
+from compile_stage.measure.speedups import ratio_interval
 from compile_stage.measure.timing import LONGEST_TURN_S, calls_of_a_turn
 
 NOISE = ("quiet", "shared", "disturbed", "waves", "own drift")

@@ -37,7 +37,7 @@ from compile_stage.core.digest import digest_tree  # noqa: E402
 from compile_stage.core.errors import CompileStageError  # noqa: E402
 from compile_stage.core.records import PortableModel, Target  # noqa: E402
 from compile_stage.core.tensors import Signature, TensorSpec  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure import speedups  # noqa: E402
 from compile_stage.plugin_support.torch_cuda import exact_fp32  # noqa: E402
 
 MODES = ("reduce-overhead", "max-autotune")
@@ -121,7 +121,7 @@ def measure(name: str, batch: int, seconds: float, folder: Path) -> list[dict[st
         times = in_turns(runs, example, seconds)
     took, rows = {called: s for called, _, s in made}, []
     for called, measured in times.items():
-        ratio = stats.ratio_interval([(t,) for t in times["PyTorch eager fp32"]], [(t,) for t in measured], seed=0)
+        ratio = speedups.ratio_interval([(t,) for t in times["PyTorch eager fp32"]], [(t,) for t in measured], seed=0)
         rows.append(
             {
                 "network": name,

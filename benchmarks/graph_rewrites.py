@@ -27,7 +27,7 @@ from turns import in_turns  # noqa: E402
 from compile_stage.backends.openvino import OpenVino  # noqa: E402
 from compile_stage.core.records import PortableModel, SampleSet  # noqa: E402
 from compile_stage.graph_rewrites.apply import rewrite_graph  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure import speedups  # noqa: E402
 from compile_stage.precision.int8 import StaticInt8  # noqa: E402
 
 
@@ -56,7 +56,7 @@ def measure(name: str, seconds: float, folder: Path) -> list[dict[str, Any]]:
     times, rows = in_turns(both, example, seconds), []
     for key in before:
         own, plain = times[f"rewritten {key}"], times[f"exported {key}"]
-        ratio = stats.ratio_interval([(t,) for t in plain], [(t,) for t in own], seed=0)
+        ratio = speedups.ratio_interval([(t,) for t in plain], [(t,) for t in own], seed=0)
         rows.append(
             {
                 "network": name,

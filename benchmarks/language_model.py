@@ -35,7 +35,7 @@ import small_lms  # noqa: E402
 
 from compile_stage.core import plugins  # noqa: E402
 from compile_stage.core.records import Generation, SourceModel, Target  # noqa: E402
-from compile_stage.measure import stats, timing  # noqa: E402
+from compile_stage.measure import speedups, stats, timing  # noqa: E402
 from compile_stage.serving.generation import opened_as_called  # noqa: E402
 
 PROMPT, NEW = 64, 32
@@ -173,7 +173,7 @@ def rows(
         own = f"{OURS} {precision}"
         row: dict[str, Any] = {"network": network, "precision": precision, "peer": name.removesuffix(f" {precision}")}
         for what, peer in parts(name).items():
-            ratio = stats.ratio_interval(peer, parts(own)[what], seed=0)
+            ratio = speedups.ratio_interval(peer, parts(own)[what], seed=0)
             row |= {f"{what}_over_ours": ratio.value, f"{what}_interval": [ratio.low, ratio.high]}
             row |= {f"{what}_ms": 1e3 * stats.median([turn[0] for turn in parts(own)[what]])}
         made.append({**row, "same_tokens": tokens[name] == tokens[own]})

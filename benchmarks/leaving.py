@@ -39,7 +39,7 @@ from selection import BASELINE, NOISES, Machine, Noise, measurement, name_of, wi
 from simulations import CALL_NOISE, CALLS, GAP, LATENCY_S, MOST_ROUNDS, SPEEDUP  # noqa: E402
 
 from compile_stage.core.records import Measurement  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure import speedups  # noqa: E402
 from compile_stage.measure.leaving import gates_hold, leaving, one_process  # noqa: E402
 from compile_stage.measure.restarts import CONTENDER, contenders, merge  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
@@ -73,7 +73,7 @@ class Unequal(Machine):
         """Everybody once, and those who may win twice more."""
         first, left, turns = self._play(list(self._names), may_leave=may_leave)
         again = [BASELINE, *contenders(first, BASELINE)]
-        starts = [first, *(self._play(again, may_leave=False)[0] for _ in range(stats.FEW_PROCESSES - 1))]
+        starts = [first, *(self._play(again, may_leave=False)[0] for _ in range(speedups.FEW_PROCESSES - 1))]
         return Found(merge(starts, BASELINE, seed=0), left, turns)
 
     def _play(self, names: Sequence[str], *, may_leave: bool) -> tuple[dict[str, Measurement], tuple[str, ...], int]:
@@ -129,7 +129,7 @@ class Unequal(Machine):
         base, *others = ([turn.tolist() for turn in rounds] for rounds in here)
         if len(base) < MIN_ROUNDS or len(base) % 2:
             return False
-        return all(map(partial(stats.outlast_memory, base), others))
+        return all(map(partial(speedups.outlast_memory, base), others))
 
 
 def held(measured: Measurement, truth: float) -> float:

@@ -57,7 +57,7 @@ from compile_stage.core.records import (  # noqa: E402
 )
 from compile_stage.core.records.verdict import Check  # noqa: E402
 from compile_stage.core.tensors import Signature  # noqa: E402
-from compile_stage.measure import stats  # noqa: E402
+from compile_stage.measure import speedups  # noqa: E402
 from compile_stage.measure.restarts import merge  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS  # noqa: E402
 from compile_stage.steps.judge import judge_performance  # noqa: E402
@@ -110,17 +110,17 @@ class Machine:
         self._spread = np.full(len(self._names), noise.spread)
         if noise.uneven:
             self._spread[2::2] = 0.0
-        length = 2 * stats.FEW_PROCESSES * (MOST_ROUNDS + GAP)
+        length = 2 * speedups.FEW_PROCESSES * (MOST_ROUNDS + GAP)
         self._slowed = WANDERS * np.array([wander(noise.memory, generator, length) for _ in self._names])
         self._period, self._phase = generator.uniform(5, 50), generator.uniform(0, 2 * math.pi)
         self._now = 0
 
     def starts(self, names: Sequence[str]) -> Starts:
         """Three starts of the original and these candidates, later than any before."""
-        if self._now + stats.FEW_PROCESSES * (MOST_ROUNDS + GAP) > self._slowed.shape[1]:
+        if self._now + speedups.FEW_PROCESSES * (MOST_ROUNDS + GAP) > self._slowed.shape[1]:
             self._now = 0
         places = [self._names.index(name) for name in (BASELINE, *names)]
-        return [self._start(places) for _ in range(stats.FEW_PROCESSES)]
+        return [self._start(places) for _ in range(speedups.FEW_PROCESSES)]
 
     def _start(self, places: Sequence[int]) -> dict[str, Measurement]:
         born = self._spread[places] * self._generator.standard_normal(len(places))
@@ -143,7 +143,7 @@ class Machine:
         if len(rounds) < MIN_ROUNDS or len(rounds) % 2:
             return False
         base, *others = ([turn[place].tolist() for turn in rounds] for place in range(len(rounds[0])))
-        return all(stats.outlast_memory(base, own) for own in others)
+        return all(speedups.outlast_memory(base, own) for own in others)
 
 
 def name_of(number: int) -> str:
@@ -168,8 +168,12 @@ def alone(merged: Mapping[str, Measurement]) -> dict[str, Measurement]:
         if name == BASELINE:
             continue
         own = measured.timings[0]
-        ratio = stats.ratio_interval(stats.by_round(base), stats.by_round(own), seed=0, processes=own.processes)
-        timing = replace(own, speedup_interval=(ratio.low, ratio.high), stable=stats.is_within(ratio, stats.UNSTABLE))
+        ratio = speedups.ratio_interval(
+            speedups.by_round(base), speedups.by_round(own), seed=0, processes=own.processes
+        )
+        timing = replace(
+            own, speedup_interval=(ratio.low, ratio.high), stable=speedups.is_within(ratio, speedups.UNSTABLE)
+        )
         out[name] = replace(measured, timings=(timing,))
     return out
 

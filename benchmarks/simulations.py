@@ -90,7 +90,7 @@ import results  # noqa: E402
 import searches  # noqa: E402
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
-from compile_stage.measure import own_metric, served_load, stats, task_intervals, tokens  # noqa: E402
+from compile_stage.measure import own_metric, served_load, speedups, stats, task_intervals, tokens  # noqa: E402
 from compile_stage.measure.elementwise import NotMeasurableError  # noqa: E402
 from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance, is_too_uncertain  # noqa: E402
@@ -163,13 +163,13 @@ class Machine:
         self._now += GAP
 
 
-def ratio_now(machine: Machine, seed: int, starts: int = stats.FEW_PROCESSES) -> stats.Interval:
+def ratio_now(machine: Machine, seed: int, starts: int = speedups.FEW_PROCESSES) -> stats.Interval:
     """Of several starts, each with as many rounds as the stage takes: pairs, until they outlast their memory."""
 
     def ends(base: Rounds, own: Rounds, _: Sequence[float]) -> bool:
-        return len(base) >= MIN_ROUNDS and len(base) % 2 == 0 and stats.outlast_memory(base, own)
+        return len(base) >= MIN_ROUNDS and len(base) % 2 == 0 and speedups.outlast_memory(base, own)
 
-    return of_starts(machine, seed, starts, ends, may_agree=starts > stats.FEW_PROCESSES)[0]
+    return of_starts(machine, seed, starts, ends, may_agree=starts > speedups.FEW_PROCESSES)[0]
 
 
 def of_starts(
@@ -200,18 +200,18 @@ def of_starts(
             if ends(base[first:], own[first:], quotients):
                 break
         machine.rest()
-        quotients += stats.log_quotients(base[first:], own[first:], processes[first:]).tolist()
+        quotients += speedups.log_quotients(base[first:], own[first:], processes[first:]).tolist()
         if may_agree and (known := known_after_three(base, own, processes, seed)) is not None:
             return known, len(base)
-    return stats.ratio_interval(base, own, seed=seed, processes=processes), len(base)
+    return speedups.ratio_interval(base, own, seed=seed, processes=processes), len(base)
 
 
 def known_after_three(base: Rounds, own: Rounds, processes: Sequence[int], seed: int) -> stats.Interval | None:
     """The interval of three starts that agree so well that the stage makes no more; else None."""
-    if len(set(processes)) != stats.FEW_PROCESSES:
+    if len(set(processes)) != speedups.FEW_PROCESSES:
         return None
-    ratio = stats.ratio_interval(base, own, seed=seed, processes=processes)
-    half_width = next((one for one in LEAST_HALF_WIDTHS if stats.is_within(ratio, AGREEING_SHARE * one)), None)
+    ratio = speedups.ratio_interval(base, own, seed=seed, processes=processes)
+    half_width = next((one for one in LEAST_HALF_WIDTHS if speedups.is_within(ratio, AGREEING_SHARE * one)), None)
     return None if half_width is None else widened(ratio, float(np.log1p(half_width)))
 
 
@@ -224,7 +224,7 @@ def speedup_cell(
     for trial in range(trials):
         ratio = measure(Machine(memory, spread, generator), trial)
         held += ratio.low <= 1 <= ratio.high
-        unstable += not stats.is_within(ratio, stats.UNSTABLE)
+        unstable += not speedups.is_within(ratio, speedups.UNSTABLE)
         widths.append((ratio.high - ratio.low) / 2)
         slower_passes += passes(ratio)
     shares = {"held": held, "unstable": unstable, "slower_passes": slower_passes}
@@ -268,7 +268,7 @@ def speeds_cell(period_s: float, duty: float, slows: float, trials: int, *, cent
     """
     generator = np.random.default_rng([int(1000 * period_s), int(100 * duty), int(10 * slows)])
     held, passed = 0, 0
-    with patch.object(stats, "_OFF_CENTRE", np.inf if centred else stats._OFF_CENTRE):
+    with patch.object(speedups, "_OFF_CENTRE", np.inf if centred else speedups._OFF_CENTRE):
         for trial in range(trials):
             ratio = ratio_now(Neighbour(period_s, duty, slows, generator), trial, MORE_PROCESSES)
             held += ratio.low <= 1 <= ratio.high
@@ -309,7 +309,7 @@ def stalls_cell(share: float, times: float, starts: int, trials: int, *, student
     """
     generator = np.random.default_rng([int(100 * share), int(10 * times), starts])
     faster, slower, tenfold = 0, 0, 0
-    ours = stats._over_unlike_starts
+    ours = speedups._over_unlike_starts
     with patch.object(stats, "_over_unlike_starts", (lambda ends, *_: ends) if student else ours):
         for trial in range(trials):
             machine = Stalled(share, times, generator)
@@ -342,7 +342,7 @@ def starts_cell(memory: float, spread: float, trials: int, *, fixed: bool) -> di
 def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) -> dict[str, float]:
     """A minute of rounds and starts: how often the interval holds the truth and is unstable, its median half width, and
     the seconds that it takes."""
-    schedule = Schedule(MEASURE_S, starts=stats.FEW_PROCESSES if three else MORE_PROCESSES)
+    schedule = Schedule(MEASURE_S, starts=speedups.FEW_PROCESSES if three else MORE_PROCESSES)
     schedule.limit(RESTART_S)
     starts, generator = schedule.starts, np.random.default_rng([int(1000 * noise), int(100 * spread)])
     share_s = (MEASURE_S - (starts - 1) * RESTART_S) / starts
@@ -357,7 +357,7 @@ def allocation_cell(noise: float, spread: float, trials: int, *, three: bool) ->
         machine = Machine(0.0, spread, generator, wanders=noise, most=int(share_s / ROUND_S))
         ratio, rounds = of_starts(machine, trial, starts, ends, may_agree=not three)
         held += ratio.low <= 1 <= ratio.high
-        unstable += not stats.is_within(ratio, stats.UNSTABLE)
+        unstable += not speedups.is_within(ratio, speedups.UNSTABLE)
         widths.append((ratio.high - ratio.low) / 2)
         seconds.append(rounds * ROUND_S + (starts - 1) * RESTART_S)
     shares = {"held": held / trials, "unstable": unstable / trials}
@@ -477,7 +477,7 @@ def p95_passes(
     processes: float,
     trials: int,
     *,
-    starts: int = stats.FEW_PROCESSES,
+    starts: int = speedups.FEW_PROCESSES,
     over: float = 1.05,
     before: bool = False,
 ) -> float:
@@ -518,7 +518,7 @@ def undecided_cell(kind: str, processes: float, trials: int, *, five: bool) -> d
     generator = np.random.default_rng([len(kind), int(100 * processes)])
     over = {"misses": 1.05, "at": 1.0, "five_below": 1 / 1.05, "ten_below": 1 / 1.1}
     if kind == "speedup":
-        over |= {"misses": SLOWER, "at": 1 / (1 - stats.RESOLUTION)}
+        over |= {"misses": SLOWER, "at": 1 / (1 - speedups.RESOLUTION)}
     passed = dict.fromkeys(over, 0)
     for trial in range(trials):
         for name, by in over.items():
@@ -569,7 +569,7 @@ def speedup_of_starts(
                 own.append(calls[1])
                 owners.append(start)
             machine.rest()
-        return judged(stats.ratio_interval(base, own, seed=seed, processes=owners), slower)
+        return judged(speedups.ratio_interval(base, own, seed=seed, processes=owners), slower)
 
     more = MOST_PROCESSES if is_too_uncertain(check(range(3), MOST_ROUNDS)) and not five else MORE_PROCESSES
     return check(range(3, more), 2 * MOST_ROUNDS // (more - 3))
@@ -584,7 +584,7 @@ def tries_cell(kind: str, processes: float, trials: int) -> dict[str, float]:
     30 % in the first run alone."""
     generator = np.random.default_rng([len(kind), int(100 * processes)])
     judge = p95_of_starts if kind == "p95" else speedup_of_starts
-    at = 1.0 if kind == "p95" else 1 / (1 - stats.RESOLUTION)
+    at = 1.0 if kind == "p95" else 1 / (1 - speedups.RESOLUTION)
     over = {"at": at, "two_beyond": 1.02 * at, "ten_within": 1 / 1.1}
     passed = {f"{name}{way}": 0 for name in over for way in ("", "_unlimited", "_once")}
     quiet_later = 0

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compile_stage.measure.stats import ASSUMED_SPREAD, Interval, student_t
+from compile_stage.measure.speedups import ASSUMED_SPREAD
+from compile_stage.measure.stats import Interval, student_t
 
 
 def common_reach(variances: Sequence[float], starts: int, confidence: float = 0.95) -> float:

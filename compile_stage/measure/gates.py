@@ -17,7 +17,7 @@ from compile_stage.measure.elementwise import DISTANCE_METRICS
 from compile_stage.measure.label_needs import CLASSES_ONLY
 from compile_stage.measure.resemblance import RESEMBLANCE
 from compile_stage.measure.similarity import SIMILARITY_METRICS
-from compile_stage.measure.stats import RESOLUTION
+from compile_stage.measure.speedups import RESOLUTION
 from compile_stage.measure.structure import listed
 from compile_stage.measure.tasks import classifies
 from compile_stage.measure.tokens import TEXT_METRICS, TOKEN_METRICS, is_text

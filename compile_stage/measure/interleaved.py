@@ -34,7 +34,7 @@ from compile_stage.core.records import (
     Timing,
     record,
 )
-from compile_stage.measure import disturbance, stats, timing
+from compile_stage.measure import disturbance, speedups, stats, timing
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.participant import MEASURING_BYTES, Participant, Turn, latencies
@@ -481,7 +481,7 @@ class Interleaved:
         if name == BASELINE:
             return timed
         base, own = latencies(rounds[BASELINE]), latencies(rounds[name])
-        return _with_ratio(timed, stats.ratio_interval(base, own, seed=wanted.seed))
+        return _with_ratio(timed, speedups.ratio_interval(base, own, seed=wanted.seed))
 
     def _timing(self, turns: Sequence[Turn], wanted: Rounds) -> Timing:
         own = latencies(turns)
@@ -513,7 +513,7 @@ def _first_look(played: _Played, *, late: bool) -> list[_Round]:
 
 
 def _with_ratio(timed: Timing, ratio: stats.Interval) -> Timing:
-    stable = stats.is_within(ratio, stats.UNSTABLE)
+    stable = speedups.is_within(ratio, speedups.UNSTABLE)
     return replace(timed, stable=stable, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 

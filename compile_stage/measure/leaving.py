@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from compile_stage.core.records import Gate, Measurement, Outcome
 from compile_stage.measure.performance import check_performance, is_too_uncertain
 from compile_stage.measure.restarts import CONTENDER
-from compile_stage.measure.stats import Interval, median, ratio_interval
+from compile_stage.measure.speedups import ratio_interval
+from compile_stage.measure.stats import Interval, median
 
 CONFIDENCE = 0.95
 """Of all candidates at once."""

@@ -11,7 +11,8 @@ from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
 from compile_stage.measure.gates import holds
 from compile_stage.measure.quantiles import GATED, calls_wanted, effective_calls, quantile_interval, rounds_of_calls
 from compile_stage.measure.served_load import SERVED_GATES
-from compile_stage.measure.stats import RESOLUTION, samples_needed
+from compile_stage.measure.speedups import RESOLUTION
+from compile_stage.measure.stats import samples_needed
 from compile_stage.measure.token_times import FIRST, NEXT, rounds_of, tokens_per_s
 
 PERCENTILES = ("p95_latency_ms", "ttft_p95_ms", "tpot_p95_ms")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from compile_stage.core.context import Context
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Artifact, Failure, Measurement, SourceModel
-from compile_stage.measure import stats
+from compile_stage.measure import speedups, stats
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.interleaved import BASELINE, Interleaved, Rounds
 from compile_stage.measure.request import MeasurementRequest
@@ -65,7 +65,7 @@ class ProcessStarts:
                 starts.append(self._start(starts, left, drafts))
                 if joining and len(starts) == 2:
                     again = self._without_slow_tries(again, joining, starts[1])
-                few = stats.FEW_PROCESSES + any(name in again for name in joining)
+                few = speedups.FEW_PROCESSES + any(name in again for name in joining)
                 if len(starts) == few < self.schedule.starts:
                     half_width = self._agreed(starts, left)
                     if not half_width and self._is_open(starts, left):
@@ -122,7 +122,7 @@ class ProcessStarts:
     def _joining(self, first: Mapping[str, Measurement], drafts: Drafts) -> list[str]:
         """Who joins the later starts, after the first: a start more, so that a speedup has as many of theirs. What
         making and proving them takes is none of the time for measuring."""
-        if self.request.more is None or self.request.first_look or self.schedule.starts < stats.FEW_PROCESSES:
+        if self.request.more is None or self.request.first_look or self.schedule.starts < speedups.FEW_PROCESSES:
             return []
         began = time.monotonic()
         more, proof = self.request.more(first)

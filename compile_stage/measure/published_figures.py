@@ -16,7 +16,7 @@ from compile_stage.core.records import (
     is_ratio_known,
     surely_faster,
 )
-from compile_stage.measure import stats
+from compile_stage.measure import speedups, stats
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.quantiles import GATED, percentile
 from compile_stage.measure.search import margin
@@ -31,7 +31,7 @@ def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate, *, 
     job, artifact = chosen.job, chosen.artifact
     what = f"{source.name} {source.version}".strip()
     parts = [f"{what} compiled by {job.backend} to {job.scheme.precision} for {target.target.name}"]
-    timing = stats.deciding_timing(chosen.measurement, target)
+    timing = speedups.deciding_timing(chosen.measurement, target)
     if timing is not None:
         parts.append(f"median {stats.median(timing.latency_s) * 1e3:.3g} ms at batch {timing.batch_size}")
         parts += _speedup_words(timing) if speed_known else _UNKNOWN_SPEED

@@ -20,15 +20,8 @@ from statistics import NormalDist
 import numpy as np
 
 from compile_stage.core.records import Timing
-from compile_stage.measure.stats import (
-    ASSUMED_SPREAD,
-    FEW_PROCESSES,
-    Interval,
-    by_round,
-    longer_memory,
-    samples_needed,
-    student_t,
-)
+from compile_stage.measure.speedups import ASSUMED_SPREAD, FEW_PROCESSES, by_round, longer_memory
+from compile_stage.measure.stats import Interval, samples_needed, student_t
 
 GATED = 0.95
 """The quantile that a policy may limit: p95_latency_ms."""

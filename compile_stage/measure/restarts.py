@@ -3,7 +3,7 @@
 A process lies elsewhere in memory than the one before, and its threads on other cores; its model is a few per cent
 faster or slower for as long as it lives. Rounds of one process can't show that, however many they are. So the
 participants are started anew, measured in turns again, and a speedup's interval comes from how its starts differ
-(`stats.ratio_interval`).
+(`speedups.ratio_interval`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compile_stage.core.records import Measurement, Timing
-from compile_stage.measure import stats
+from compile_stage.measure import speedups, stats
 from compile_stage.measure.families import common_reach, widened
 
 MORE_PROCESSES = 5
@@ -27,7 +27,7 @@ MOST_PROCESSES = 9
 """Starts where a gate is open after three (`Schedule.more`). With five, a p95 that is 10 % below its limit is shown to
 hold it in 70 of 100 cases where processes differ by 4 %, with nine in 90."""
 
-LEAST_HALF_WIDTHS = (stats.RESOLUTION, 2 * stats.RESOLUTION)
+LEAST_HALF_WIDTHS = (speedups.RESOLUTION, 2 * speedups.RESOLUTION)
 """Relative half widths. Three starts are enough where the intervals of all are at most three quarters
 (`AGREEING_SHARE`) as wide as this. They may agree by chance, so they are said to be this wide: ±2 %, or ±4 % where that
 leaves no doubt of who is the fastest. By simulation (docs/benchmarks.md) the intervals of all measurements together,
@@ -121,7 +121,7 @@ class Schedule:
     def rough_s(self) -> float:
         """Rounds of a start may end after so long where ratios are known roughly; infinite where an interval comes from
         rounds."""
-        if self.starts < stats.FEW_PROCESSES:
+        if self.starts < speedups.FEW_PROCESSES:
             return math.inf
         return max(ROUNDS_SHARE * self.restart_s, LEAST_SHARE * self.seconds)
 
@@ -135,7 +135,7 @@ class Schedule:
         Args:
             others: There are models that were not started again, since they are far behind the fastest.
         """
-        if self.starts >= stats.FEW_PROCESSES:
+        if self.starts >= speedups.FEW_PROCESSES:
             return ""
         processes = "one process" if self.starts == 1 else f"{self.starts} processes"
         of = "each model"
@@ -144,7 +144,7 @@ class Schedule:
         return (
             f"Speedups come from {processes} of {of}: starting them again takes {_whole(restart_s)} s, of "
             f"{_whole(self.seconds)} for measuring (budget.measure_seconds). That processes differ by "
-            f"{stats.ASSUMED_SPREAD.log_sd:.0%} is assumed"
+            f"{speedups.ASSUMED_SPREAD.log_sd:.0%} is assumed"
         )
 
 
@@ -219,7 +219,7 @@ def beside(other: Timing, own: Timing) -> float:
 def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: str, half_width: float) -> bool:
     """Whether the starts of all that may still win agree so well that their intervals can be said to have a relative
     half width of `half_width`, and more starts would change no winner. Whose interval lies wholly behind that of the
-    fastest won't win. What is beyond a resolution (`stats.RESOLUTION`) and within the intervals is not decided.
+    fastest won't win. What is beyond a resolution (`speedups.RESOLUTION`) and within the intervals is not decided.
 
     Args:
         measured: All starts so far, merged.
@@ -231,10 +231,10 @@ def agree(measured: Mapping[str, Measurement], names: Sequence[str], baseline: s
         bounds = [(timing, *timing.speedup_interval) for timing in found if timing and timing.speedup_interval]
         ahead = max((low for _, low, _ in bounds), default=0.0)
         near = [timing for timing, _, high in bounds if high >= ahead]
-        if not all(stats.is_known(timing, AGREEING_SHARE * half_width) for timing in near):
+        if not all(speedups.is_known(timing, AGREEING_SHARE * half_width) for timing in near):
             return False
-        speedups = [timing.speedup or 0.0 for timing in near]
-        if half_width > stats.RESOLUTION and speedups and max(speedups) > (1 + stats.RESOLUTION) * min(speedups):
+        values = [timing.speedup or 0.0 for timing in near]
+        if half_width > speedups.RESOLUTION and values and max(values) > (1 + speedups.RESOLUTION) * min(values):
             return False
     return True
 
@@ -308,21 +308,21 @@ class _Seen:
         reach: How far the intervals of those who were started often enough reach at least, on the logarithm.
     """
 
-    spread: stats.Spread
+    spread: speedups.Spread
     reach: float
 
 
 def _with_speedup(own: Timing, base: Timing, seen: _Seen, seed: int) -> Timing:
     shared = shared_rounds(base, own)
     ratio = shared.ratio(seed=seed, spread=seen.spread)
-    if len(set(own.processes)) >= stats.FEW_PROCESSES:
+    if len(set(own.processes)) >= speedups.FEW_PROCESSES:
         ratio = widened(ratio, seen.reach)
     return replace(
         own,
-        stable=stats.is_within(ratio, stats.UNSTABLE),
+        stable=speedups.is_within(ratio, speedups.UNSTABLE),
         speedup=ratio.value,
         speedup_interval=(ratio.low, ratio.high),
-        mean_speedup_interval=stats.mean_ratio_interval(
+        mean_speedup_interval=speedups.mean_ratio_interval(
             shared.base, shared.own, seed=seed, processes=shared.processes, spread=seen.spread
         ),
     )
@@ -341,13 +341,13 @@ class Shared(NamedTuple):
     own: list[tuple[float, ...]]
     processes: tuple[int, ...]
 
-    def ratio(self, *, seed: int, spread: stats.Spread = stats.ASSUMED_SPREAD) -> stats.Interval:
-        """How many times faster the second is (`stats.ratio_interval`). Raises ValueError where there is no round."""
-        return stats.ratio_interval(self.base, self.own, seed=seed, processes=self.processes, spread=spread)
+    def ratio(self, *, seed: int, spread: speedups.Spread = speedups.ASSUMED_SPREAD) -> stats.Interval:
+        """How many times faster the second is (`speedups.ratio_interval`). Raises ValueError without a round."""
+        return speedups.ratio_interval(self.base, self.own, seed=seed, processes=self.processes, spread=spread)
 
 
 def shared_rounds(
-    base: Timing, own: Timing, rounds_of: Callable[[Timing], list[tuple[float, ...]]] = stats.by_round
+    base: Timing, own: Timing, rounds_of: Callable[[Timing], list[tuple[float, ...]]] = speedups.by_round
 ) -> Shared:
     """The rounds that both ran: of each start the first ones, since whoever left, was dropped, or is not started again,
     has fewer.
@@ -382,13 +382,13 @@ def _seen(parts: Mapping[str, Mapping[int, Measurement]], baseline: str, index: 
     base = joined.pop(baseline)
     often = _started_often(base, joined.values())
     if not often:
-        return _Seen(stats.ASSUMED_SPREAD, reach)
-    variances = [stats.variance_over_starts(*shared) for shared in often]
+        return _Seen(speedups.ASSUMED_SPREAD, reach)
+    variances = [speedups.variance_over_starts(*shared) for shared in often]
     fewest = min(len(set(shared.processes)) for shared in often)
     return _Seen(_spread(often), max(reach, common_reach(variances, fewest)))
 
 
-def spread_seen(base: Timing, others: Iterable[Timing]) -> stats.Spread:
+def spread_seen(base: Timing, others: Iterable[Timing]) -> speedups.Spread:
     """By what processes of one model differ, as `merge` takes it for who was started too seldom to show it.
 
     Args:
@@ -401,18 +401,18 @@ def spread_seen(base: Timing, others: Iterable[Timing]) -> stats.Spread:
 def _started_often(base: Timing, others: Iterable[Timing]) -> list[Shared]:
     """Those whose starts show how processes differ, each with the baseline's rounds."""
     shared = (shared_rounds(base, own) for own in others)
-    return [one for one in shared if len(set(one.processes)) >= stats.FEW_PROCESSES]
+    return [one for one in shared if len(set(one.processes)) >= speedups.FEW_PROCESSES]
 
 
-def _spread(often: Sequence[Shared]) -> stats.Spread:
+def _spread(often: Sequence[Shared]) -> speedups.Spread:
     """What these show; what is assumed where they show less than that and it reaches less far than Student's t of few
     starts. Where they show more, the assumption is wrong: on a machine whose cores others use, PyTorch's calls took
     0.5 ms in some starts and 150 ms in others."""
     if not often:
-        return stats.ASSUMED_SPREAD
-    quotients = [stats.log_quotients(*shared) for shared in often]
+        return speedups.ASSUMED_SPREAD
+    quotients = [speedups.log_quotients(*shared) for shared in often]
     log_sd = float(np.sqrt(np.mean([values.var(ddof=1) / 2 for values in quotients])))
-    spread = stats.Spread(log_sd=log_sd, freedom=min(map(len, quotients)) - 1)
-    if log_sd > stats.ASSUMED_SPREAD.log_sd:
+    spread = speedups.Spread(log_sd=log_sd, freedom=min(map(len, quotients)) - 1)
+    if log_sd > speedups.ASSUMED_SPREAD.log_sd:
         return spread
-    return min(spread, stats.ASSUMED_SPREAD, key=stats.Spread.reach)
+    return min(spread, speedups.ASSUMED_SPREAD, key=speedups.Spread.reach)

@@ -22,7 +22,7 @@ import numpy as np
 
 from compile_stage.core.records import record
 from compile_stage.measure.memory import SAME_MEMORY
-from compile_stage.measure.stats import RESOLUTION
+from compile_stage.measure.speedups import RESOLUTION
 
 Combination = tuple[str, ...]
 """Names of settings in the order in which they are offered; () is the plain model."""

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.measure.quantiles import GATED, effective_calls
-from compile_stage.measure.stats import (
+from compile_stage.measure.speedups import (
     ASSUMED_SPREAD,
     FEW_PROCESSES,
     RESOLUTION,
-    Interval,
     is_within,
-    median,
     outlast_memory,
     ratio_interval,
 )
+from compile_stage.measure.stats import Interval, median
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch

@@ -15,7 +15,7 @@ from dataclasses import replace
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import Artifact, Candidate, Measurement, TuningOption
 from compile_stage.engine.watch import free_memory_bytes
-from compile_stage.measure import stats
+from compile_stage.measure import speedups
 from compile_stage.measure.interleaved import BASELINE
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import shared_rounds
@@ -120,7 +120,7 @@ def _raced(own: Measurement, plain: Measurement) -> Raced:
     if not own.timings or not plain.timings:
         return Raced(log_speedups=())
     shared = shared_rounds(plain.timings[0], own.timings[0])
-    quotients = stats.log_quotients(shared.base, shared.own, range(len(shared.own)))
+    quotients = speedups.log_quotients(shared.base, shared.own, range(len(shared.own)))
     return Raced(log_speedups=tuple(float(one) for one in quotients), memory_bytes=own.peak_memory_bytes)
 
 

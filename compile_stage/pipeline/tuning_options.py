@@ -9,7 +9,7 @@ from typing import Any
 
 from compile_stage.core import plugins
 from compile_stage.core.records import Job, JsonMap, Measurement, Policy, Scheme, Target, TargetPolicy, TuningOption
-from compile_stage.measure import stats
+from compile_stage.measure import speedups
 from compile_stage.measure.memory import SAME_MEMORY
 
 KINDS = ("memory", "tuning")
@@ -76,8 +76,9 @@ def is_better(own: Measurement, before: Measurement, policy: TargetPolicy) -> tu
     if timing is None or below is None or timing.speedup is None:
         return False, "rejected: it was not measured"
     low, high = timing.speedup_interval or (timing.speedup, timing.speedup)
-    faster = timing.speedup > 1 and not stats.tied(timing, below)
-    as_fast = high * (1 + stats.RESOLUTION) >= 1  # that it is slower by more than a ratio is resolved to is not shown
+    faster = timing.speedup > 1 and not speedups.tied(timing, below)
+    # That it is slower by more than a ratio is resolved to is not shown.
+    as_fast = high * (1 + speedups.RESOLUTION) >= 1
     less = own.peak_memory_bytes * SAME_MEMORY < before.peak_memory_bytes
     more = own.peak_memory_bytes > before.peak_memory_bytes * SAME_MEMORY
     kept = (less or (faster and not more)) if policy.prefer == "memory" else (faster or (less and as_fast))

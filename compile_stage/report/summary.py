@@ -386,7 +386,7 @@ def main_timing(target: TargetResult, measurement: Measurement | None) -> Timing
 def shown_batch_size(target: TargetResult) -> int:
     """The batch size at which selection looked at the winner, and the first of the target where there is none: one for
     all candidates, so that their figures can be compared."""
-    from compile_stage.measure.stats import deciding_timing
+    from compile_stage.measure.speedups import deciding_timing
 
     winner = target.winner
     timing = deciding_timing(winner.measurement, target.policy) if winner is not None else None

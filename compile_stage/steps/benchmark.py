@@ -32,7 +32,7 @@ from compile_stage.core.records import (
     TargetResult,
     record,
 )
-from compile_stage.measure import stats
+from compile_stage.measure import speedups
 from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.performance import calls_needed, check_performance, is_too_uncertain
@@ -207,7 +207,7 @@ def benchmark_successor(
         return None
 
     def decided(_: str, measured: Measurement) -> bool:
-        intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not stats.is_resolved(t)]
+        intervals = [t.speedup_interval or (0.0, math.inf) for t in measured.timings if not speedups.is_resolved(t)]
         return all(low >= limit or high < limit for low, high in intervals)
 
     request = MeasurementRequest(
@@ -388,7 +388,7 @@ def _left_open(check: Check, measured: Measurement) -> bool:
         return False
     if check.gate.metric != "speedup":  # a latency: its bounds hold the limit
         return measured.busy or is_too_uncertain(check)
-    if stats.is_resolved(timing):
+    if speedups.is_resolved(timing):
         return False
     return check.interval is None or check.interval[1] >= check.gate.limit
 

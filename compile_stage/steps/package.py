@@ -37,7 +37,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.core.storage import demand_present
 from compile_stage.flavor import save_model
-from compile_stage.measure import stats
+from compile_stage.measure import speedups, stats
 from compile_stage.measure.published_figures import metrics_of, summary_of
 from compile_stage.serving import approval
 from compile_stage.serving.batches import proven_batches
@@ -198,7 +198,7 @@ def _targets_of(bundle: Path) -> set[str]:
 def _lead_order(member: TargetResult) -> float:
     """The median of a call of its winner, in seconds."""
     winner = member.winner
-    timing = stats.deciding_timing(winner.measurement, member.policy) if winner is not None else None
+    timing = speedups.deciding_timing(winner.measurement, member.policy) if winner is not None else None
     return stats.median(timing.latency_s) if timing is not None else float("inf")
 
 

@@ -24,7 +24,7 @@ from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
 from compile_stage.core.records import Candidate, Plan, PredictSpeedup, Target, TargetResult
 from compile_stage.core.sample_files import as_given
-from compile_stage.measure import stats
+from compile_stage.measure import speedups, stats
 from compile_stage.measure.gates import holds
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.whole_predict import SPEEDUP
@@ -204,13 +204,13 @@ class PredictComparison:
 
 def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) -> PredictSpeedup:
     """The figure of calls (original, compiled) in seconds. One process of each was seen, so its interval has room for
-    what processes differ by (`measure.stats.ratio_interval`)."""
+    what processes differ by (`measure.speedups.ratio_interval`)."""
     original, compiled = ([[pair[side]] for pair in pairs] for side in (0, 1))
-    ratio = stats.ratio_interval(original, compiled, seed=seed, processes=[0] * len(pairs))
+    ratio = speedups.ratio_interval(original, compiled, seed=seed, processes=[0] * len(pairs))
     return PredictSpeedup(
         speedup=ratio.value,
         interval=(ratio.low, ratio.high),
-        stable=stats.is_within(ratio, stats.UNSTABLE),
+        stable=speedups.is_within(ratio, speedups.UNSTABLE),
         rows=rows,
         pairs=len(pairs),
         original_s=stats.median([pair[0] for pair in pairs]),
@@ -287,7 +287,7 @@ def of_checks(winner: Candidate, rows: int) -> PredictSpeedup | None:
     return PredictSpeedup(
         speedup=check.measured,
         interval=check.interval,
-        stable=check.interval is not None and stats.is_within(ratio, stats.UNSTABLE),
+        stable=check.interval is not None and speedups.is_within(ratio, speedups.UNSTABLE),
         rows=rows,
         pairs=check.samples,
         given="what its own code takes",

@@ -30,7 +30,7 @@ from compile_stage.core.records import (
     Verdict,
     record,
 )
-from compile_stage.measure import stats
+from compile_stage.measure import speedups
 from compile_stage.measure.recompute import refuse_published, refuse_verdict
 from compile_stage.measure.request import MOST_TRIES
 from compile_stage.measure.served_load import SERVED_GATES
@@ -325,7 +325,7 @@ def _refuse_slower(
             )
         slowest = 1 / timing.speedup_interval[0] if timing.speedup_interval[0] > 0 else float("inf")
         mean = timing.mean_speedup_interval
-        if mean is not None and mean[1] < (1 - stats.RESOLUTION) / max_slowdown <= timing.speedup_interval[1]:
+        if mean is not None and mean[1] < (1 - speedups.RESOLUTION) / max_slowdown <= timing.speedup_interval[1]:
             raise GateError(
                 f"not promoted to {alias!r}: at batch size {batch_size} some of its calls take far longer than others: "
                 f"all together take {1 / mean[1]:.3f} to {1 / mean[0]:.3f} times as long as those of {old}, at most "
@@ -334,7 +334,7 @@ def _refuse_slower(
                 fix="promote.max_slowdown in the policy sets the limit",
             )
         if slowest > max_slowdown:
-            known = stats.is_resolved(timing)
+            known = speedups.is_resolved(timing)
             # What is run again without the option takes these figures from the cache then.
             again = "--remeasure on " if successor is not None and successor.tries >= MOST_TRIES else ""
             p50 = f"{1 / timing.speedup:.3f} (up to {slowest:.3f})" if timing.speedup else f"up to {slowest:.3f}"

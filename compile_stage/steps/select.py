@@ -22,7 +22,7 @@ from compile_stage.core.records import (
     is_ratio_known,
     surely_faster,
 )
-from compile_stage.measure import gates, stats
+from compile_stage.measure import gates, speedups, stats
 from compile_stage.measure.memory import SAME_MEMORY
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.restarts import beside, shared_rounds
@@ -103,7 +103,7 @@ def _far_less_cpu(
         other.job.id: share
         for other in tied
         if _complexity(other)[:2] == _complexity(simplest)[:2]
-        and costs[other.job.id] <= (1 + stats.RESOLUTION) * costs[simplest.job.id]
+        and costs[other.job.id] <= (1 + speedups.RESOLUTION) * costs[simplest.job.id]
         and (share := _cpu_share(other, simplest, policy)) is not None
         and share <= LESS_CPU
     }
@@ -112,13 +112,13 @@ def _far_less_cpu(
 def _cpu_share(own: Candidate, other: Candidate, policy: TargetPolicy) -> float | None:
     """CPU time of a call over that of the other, the largest of the starts that both were part of; None where these
     are too few to show how processes differ."""
-    best = stats.deciding_timing(other.measurement, policy)
+    best = speedups.deciding_timing(other.measurement, policy)
     mine = own.measurement.timing(best.batch_size) if own.measurement and best else None
     if mine is None or best is None:
         return None
-    own_s, other_s = stats.cpu_by_start(mine), stats.cpu_by_start(best)
+    own_s, other_s = speedups.cpu_by_start(mine), speedups.cpu_by_start(best)
     shares = [own_s[start] / other_s[start] for start in own_s.keys() & other_s.keys() if other_s[start] > 0]
-    return max(shares) if len(shares) >= stats.FEW_PROCESSES else None
+    return max(shares) if len(shares) >= speedups.FEW_PROCESSES else None
 
 
 def _longest(candidates: Sequence[Candidate]) -> dict[int, Timing]:
@@ -138,7 +138,7 @@ def _cost(candidate: Candidate, policy: TargetPolicy, longest: Mapping[int, Timi
         return float("inf")
     if policy.prefer == "memory":
         return float(measurement.peak_memory_bytes)
-    timing = stats.deciding_timing(measurement, policy)
+    timing = speedups.deciding_timing(measurement, policy)
     if timing is None:
         return float("inf")
     latency_s = _latency_in_all_rounds(timing, longest[timing.batch_size])
@@ -168,10 +168,10 @@ def _tied(candidate: Candidate, leader: Candidate, policy: TargetPolicy, costs: 
         return costs[candidate.job.id] <= costs[leader.job.id] * slack
     if costs[candidate.job.id] > costs[leader.job.id] * SIMPLER_AT:
         return False
-    best = stats.deciding_timing(leader.measurement, policy)
+    best = speedups.deciding_timing(leader.measurement, policy)
     # At the leader's batch size: only what was run in the same rounds can be told apart.
     mine = candidate.measurement.timing(best.batch_size) if candidate.measurement and best else None
-    return mine is not None and best is not None and stats.tied(mine, best)
+    return mine is not None and best is not None and speedups.tied(mine, best)
 
 
 def _complexity(candidate: Candidate) -> tuple[int, int, int, int]:
@@ -215,11 +215,11 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     """How the ratio came about, where it is not that of the medians that a report shows."""
     if policy.prefer in ("size", "memory"):
         return ""
-    own, best = (stats.deciding_timing(one.measurement, policy) for one in (candidate, leader))
+    own, best = (speedups.deciding_timing(one.measurement, policy) for one in (candidate, leader))
     if own is None or best is None or own.rounds == best.rounds:
         return ""
-    by_medians = stats.per_sample_s(own) / stats.per_sample_s(best)
-    if abs(math.log(by_medians / ratio)) <= math.log1p(stats.RESOLUTION):
+    by_medians = speedups.per_sample_s(own) / speedups.per_sample_s(best)
+    if abs(math.log(by_medians / ratio)) <= math.log1p(speedups.RESOLUTION):
         return ""
     return f" ({by_medians:.2f} times by their medians, which are of different rounds)"
 
@@ -239,7 +239,7 @@ def _worse(policy: TargetPolicy) -> str:
 
 
 def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> str:
-    timing = stats.deciding_timing(candidate.measurement, policy)
+    timing = speedups.deciding_timing(candidate.measurement, policy)
     under = _under_waivers(candidate)
     passes = "passes every gate that is not waived" if under else "passes every gate"
     best = f"best {policy.prefer}"
@@ -265,7 +265,7 @@ def without_speed(target: TargetResult) -> TargetResult:
     winner, found = target.winner, target.predict_speedup
     if winner is None or found is None:
         return target
-    timing = stats.deciding_timing(winner.measurement, target.policy)
+    timing = speedups.deciding_timing(winner.measurement, target.policy)
     said = _how_fast(timing) if timing is not None and timing.speedup is not None else None
     unknown = "how many times as fast as the original is not known (something slowed the baseline down)"
 

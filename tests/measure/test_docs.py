@@ -14,7 +14,8 @@ from compile_stage.measure.columns import COLUMN_METRICS
 from compile_stage.measure.elementwise import DISTANCE_METRICS
 from compile_stage.measure.metrics import STRUCTURE
 from compile_stage.measure.proportions import samples_needed_for
-from compile_stage.measure.stats import FEW_ROUNDS, samples_needed
+from compile_stage.measure.speedups import FEW_ROUNDS
+from compile_stage.measure.stats import samples_needed
 from compile_stage.measure.tasks import HIGHER_IS_BETTER
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -17,7 +17,7 @@ from compile_stage.measure.metrics import ComparedSamples, check_outputs
 from compile_stage.measure.performance import PERFORMANCE, check_performance
 from compile_stage.measure.recompute import holds
 from compile_stage.measure.served_load import SERVED_GATES, judge_served, with_cost
-from compile_stage.measure.stats import RESOLUTION
+from compile_stage.measure.speedups import RESOLUTION
 from compile_stage.measure.tasks import HIGHER_IS_BETTER
 from compile_stage.measure.tokens import TEXT_METRICS
 

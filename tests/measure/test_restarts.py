@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_stage.core.records import Measurement, Timing
-from compile_stage.measure import restarts, stats
+from compile_stage.measure import restarts, speedups, stats
 from compile_stage.measure.restarts import Schedule, contenders, merge
 
 ROUNDS = 6
@@ -283,9 +283,9 @@ def test_who_joined_after_the_first_start_is_compared_in_the_starts_that_both_ra
     assert merged["b"].processes == (1,) * ROUNDS + (2,) * ROUNDS + (3,) * ROUNDS
     assert merged["b"].speedup == pytest.approx(2 / 0.7, rel=0.01)
     assert merged["a"].speedup == pytest.approx(2, rel=0.01)
-    assert not stats.tied(merged["a"], merged["b"])
-    assert stats.tied(merged["a"], merged["c"])
-    assert stats.tied(merged["c"], merged["a"])
+    assert not speedups.tied(merged["a"], merged["b"])
+    assert speedups.tied(merged["a"], merged["c"])
+    assert speedups.tied(merged["c"], merged["a"])
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5))
@@ -368,9 +368,9 @@ def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:
     ]
     merged = merge(starts, "baseline", seed=0)
     a, b = merged["a"].timings[0], merged["b"].timings[0]
-    assert stats.tied(a, b)
+    assert speedups.tied(a, b)
     plain = [replace(timing, processes=()) for timing in (a, b)]
-    assert not stats.tied(plain[0], replace(plain[1], latency_s=tuple(0.9 * call for call in plain[1].latency_s)))
+    assert not speedups.tied(plain[0], replace(plain[1], latency_s=tuple(0.9 * call for call in plain[1].latency_s)))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from compile_stage.core.errors import SourceError
 from compile_stage.measure import timing
 from compile_stage.measure.quantiles import GATED, effective_calls
-from compile_stage.measure.stats import Interval, is_within, ratio_interval
+from compile_stage.measure.speedups import is_within, ratio_interval
+from compile_stage.measure.stats import Interval
 from compile_stage.measure.timing import (
     FAR_SLOWER,
     MIN_ROUNDS,

@@ -21,7 +21,7 @@ from factories import artifact, passed, run_context, source
 from compile_stage.core.errors import WorkerError
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
 from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, Timing
-from compile_stage.measure import disturbance, interleaved, restarts, rounds, stats
+from compile_stage.measure import disturbance, interleaved, restarts, rounds, speedups
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MeasurementRequest
@@ -430,7 +430,7 @@ def test_losers_leave_the_rounds_and_their_figures_are_of_the_rounds_they_were_i
     assert whole["behind"].timings[0].rounds > 2 * of["behind"].rounds
     assert of["behind"].speedup == pytest.approx(1.25, rel=0.1)
     assert of["slow"].speedup == pytest.approx(0.5, rel=0.1)
-    base = np.median([call for turn in stats.by_round(of[BASELINE])[: of["slow"].rounds] for call in turn])
+    base = np.median([call for turn in speedups.by_round(of[BASELINE])[: of["slow"].rounds] for call in turn])
     assert of["slow"].speedup == pytest.approx(base / np.median(of["slow"].latency_s))
     (note,) = found["slow"].notes
     first = of[BASELINE].processes.count(0)

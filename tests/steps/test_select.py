@@ -11,7 +11,7 @@ from factories import BASELINE_S, artifact, job, measurement, target, target_pol
 
 from compile_stage.core.records import Candidate, Failure, Gate, Outcome, PortableModel, TargetPolicy, Verdict, Waiver
 from compile_stage.core.records.candidate import NOT_STARTED
-from compile_stage.measure import stats
+from compile_stage.measure import speedups
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.select import select
 
@@ -96,7 +96,7 @@ def test_noise_makes_no_tie_of_what_is_far_behind() -> None:
 
     pair = on_such_a_machine(fast, 1), on_such_a_machine(slow, 2)
     (mine, best) = (one.measurement.timings[0] for one in pair if one.measurement is not None)
-    assert stats.tied(mine, best)
+    assert speedups.tied(mine, best)
     chosen = select(judged(*pair), POLICY)
     assert chosen.winner == fast.job.id
     assert "times the winner's" in chosen.reasons[slow.job.id]
@@ -112,8 +112,8 @@ def test_nobody_loses_for_being_known_better() -> None:
     noisy = replace(noisy, measurement=replace(noisy.measurement, timings=(uneven,)))
     known = replace(known, job=replace(known.job, id=f"{known.job.id}-known"))
     timings = {one.job.id: one.measurement.timings[0] for one in (fastest, noisy, known) if one.measurement}
-    assert stats.tied(timings[noisy.job.id], timings[fastest.job.id])
-    assert not stats.tied(timings[known.job.id], timings[fastest.job.id])
+    assert speedups.tied(timings[noisy.job.id], timings[fastest.job.id])
+    assert not speedups.tied(timings[known.job.id], timings[fastest.job.id])
     chosen = select(judged(fastest, noisy, known), POLICY)
     assert chosen.winner == known.job.id
 

@@ -7,16 +7,16 @@ from compile_stage.core.records.base import record
 
 @record
 class Timing:
-    """Raw latencies at one batch size; summaries are derived from them (`measure.stats`).
+    """Raw latencies at one batch size; summaries are derived from them (`measure.stats`, `measure.speedups`).
 
     Attributes:
         latency_s: One value per call, in seconds, in order.
         speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds;
             None for the baseline itself.
-        speedup_interval: 95 % interval of that quotient (`measure.stats.ratio_interval`); of candidates with three
+        speedup_interval: 95 % interval of that quotient (`measure.speedups.ratio_interval`); of candidates with three
             starts all hold at once (`measure.families`).
         mean_speedup_interval: 95 % interval of the quotient of the mean latencies, which the calls count in that take
-            far longer than the median (`measure.stats.mean_ratio_interval`); None where it is not known.
+            far longer than the median (`measure.speedups.mean_ratio_interval`); None where it is not known.
         rounds: Interleaved turns.
         disturbed: Rounds that were dropped because others used the cores meanwhile; when too few would be left, none
             is.

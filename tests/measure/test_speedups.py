@@ -1,0 +1,253 @@
+"""Speedups: the interval holds the truth as often as it says, and what it can not tell apart is a tie."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import factories
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compile_stage.core.records import Timing
+from compile_stage.measure import speedups
+from compile_stage.measure.speedups import FEW_ROUNDS, UNSTABLE, is_within, ratio_interval, tied
+from compile_stage.measure.stats import median
+
+
+def rounds_of(medians: np.ndarray) -> list[list[float]]:
+    return [[float(m)] for m in medians]
+
+
+def test_the_resamples_of_rounds_are_scipys() -> None:
+    """Broken: the interval would not be that of `scipy.stats.bootstrap`, as the documents say."""
+    from scipy.stats import bootstrap as scipys
+
+    rounds = [np.random.default_rng(number).lognormal(size=(12, 5)).tolist() for number in (1, 2)]
+
+    def log_ratio(drawn: np.ndarray) -> float:
+        ours, others = (speedups._PooledMedian([side[round_] for round_ in drawn]).value for side in rounds)
+        return math.log(ours / others)
+
+    theirs = scipys((np.arange(12),), log_ratio, vectorized=False, n_resamples=1000, method="percentile", rng=7)
+    base, own = map(speedups._PooledMedian, rounds)
+    np.testing.assert_allclose(speedups._resampled_log_ratios(base, own, 12, 7), theirs.bootstrap_distribution)
+
+
+@pytest.mark.parametrize("count", [4, FEW_ROUNDS, 12, 30])
+def test_ratio_interval_covers_the_truth(count: int) -> None:
+    """At any number of rounds, although all of a round is slowed alike and one round in ten is disturbed. Broken: a
+    candidate that is slower than the policy allows would pass more often than 1 time in 20."""
+    generator = np.random.default_rng(count)
+    trials, hits = 200, 0
+    for trial in range(trials):
+        slowed = np.exp(generator.normal(0, 0.2, count))
+        disturbed = np.where(generator.random((2, count)) < 0.05, np.exp(generator.normal(0, 0.1, (2, count))), 1)
+        noise = np.exp(generator.normal(0, 0.02, (2, count))) * disturbed
+        ratio = ratio_interval(rounds_of(3.0 * slowed * noise[0]), rounds_of(slowed * noise[1]), seed=trial)
+        hits += ratio.low <= 3.0 <= ratio.high
+    assert hits / trials >= 0.92
+
+
+def test_the_speedup_is_the_quotient_of_the_medians_beside_it() -> None:
+    """Broken: "827x" would stand over "35.1 us, baseline 1.09 ms". Such a run: a small model whose two threads wait for
+    each other on a busy machine. In most rounds a call of the baseline took 29 ms, so a turn held one or two; in the
+    others 1.09 ms, and a turn held many. The mean over rounds is that of the slow ones, the median of all calls is a
+    fast one."""
+    slow, fast, own = [[0.029] * 2] * 20, [[0.00109] * 37] * 2, [[35.1e-6] * 100] * 22
+    ratio = ratio_interval(slow + fast, own, seed=0)
+    assert ratio.value == pytest.approx(1.09e-3 / 35.1e-6)
+    assert ratio.high > 800  # what the rounds do not agree on is in the interval
+    assert not is_within(ratio, UNSTABLE)
+
+
+@settings(max_examples=20)
+@given(st.integers(2, 30), st.integers(1, 30), st.integers(0, 99))
+def test_the_value_is_that_quotient_whatever_the_rounds_hold(count: int, calls: int, seed: int) -> None:
+    """Broken: the ratio that is shown would not be explained by the two latencies that are shown."""
+    generator = np.random.default_rng([count, calls, seed])
+    base = [generator.lognormal(0, 1, generator.integers(1, calls + 1)).tolist() for _ in range(count)]
+    own = [generator.lognormal(0, 1, generator.integers(1, calls + 1)).tolist() for _ in range(count)]
+    ratio = ratio_interval(base, own, seed=seed)
+    assert ratio.value == pytest.approx(median([*chain(*base)]) / median([*chain(*own)]))
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+def test_a_quiet_run_is_stable_and_a_wide_interval_is_not() -> None:
+    """Broken: every run would be called unstable, as when 2 % was asked for, or none."""
+    generator = np.random.default_rng(0)
+
+    def rounds(latency: float, spread: float) -> list[list[float]]:
+        return [
+            (latency * np.exp(generator.normal(0, spread) + generator.normal(0, 0.05, 20))).tolist() for _ in range(20)
+        ]
+
+    assert is_within(ratio_interval(rounds(2.0, 0.01), rounds(1.0, 0.01), seed=0), UNSTABLE)
+    assert is_within(ratio_interval(rounds(2.0, 0.08), rounds(1.0, 0.08), seed=0), UNSTABLE)  # moderately busy
+    assert not is_within(ratio_interval(rounds(2.0, 0.8), rounds(1.0, 0.8), seed=0), UNSTABLE)
+
+
+def test_a_latency_that_is_no_number_is_refused() -> None:
+    """Broken: a clock that went wrong would come out as an infinite speedup."""
+    for wrong in ([[math.nan]], [[0.0]], [[]]):
+        with pytest.raises(ValueError, match="rounds with calls"):
+            ratio_interval([[1.0]], wrong, seed=0)
+
+
+@pytest.mark.parametrize(("prefer", "batch_size"), [("throughput", 8), ("latency", 1)])
+def test_the_deciding_batch_size_is_the_first_or_the_one_with_the_least_time_for_a_sample(
+    prefer: Any, batch_size: int
+) -> None:
+    """Broken: a policy that prefers throughput would be answered by what a batch of one takes."""
+    where = factories.target(batch_sizes=(1, 8, 64))
+    times = tuple(
+        factories.timing(batch_size=size, latency_s=(call_s,) * 12)
+        for size, call_s in ((1, 1e-3), (8, 2e-3), (64, 0.1))
+    )
+    measured = factories.measurement(timings=times)
+    found = speedups.deciding_timing(measured, factories.target_policy(where, prefer=prefer))
+    assert found is not None
+    assert found.batch_size == batch_size
+
+
+def test_the_interval_of_means_over_three_starts_is_students_t_of_their_quotients() -> None:
+    """Broken: each start would be compared with the rounds of the others, or the interval come from rounds that know
+    nothing of how processes differ."""
+    from scipy.stats import t
+
+    faster = np.array([2.0, 2.2, 2.5])
+    processes = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    base = [[1.0, 3.0]] * 9
+    own = [[2.0 / faster[start]] * 4 for start in processes]
+    found = speedups.mean_ratio_interval(base, own, seed=0, processes=processes)
+    logs = np.log(faster)
+    expected = np.exp(t.interval(0.95, 2, loc=logs.mean(), scale=logs.std(ddof=1) / math.sqrt(3)))
+    assert found == pytest.approx(tuple(expected))
+
+
+def test_a_single_round_shows_nothing() -> None:
+    found = ratio_interval([[2.0]], [[1.0]], seed=0)
+    assert found.value == pytest.approx(2)
+    assert (found.low, found.high) == (0, math.inf)
+    with pytest.raises(ValueError, match="round"):
+        ratio_interval([], [], seed=0)
+
+
+@settings(max_examples=25)
+@given(st.floats(0.1, 10), st.integers(1, 40))
+def test_ratio_does_not_know_the_unit(unit: float, count: int) -> None:
+    generator = np.random.default_rng(count)
+    base, own = generator.lognormal(0, 0.1, (2, count))
+    found = ratio_interval(rounds_of(base), rounds_of(own), seed=0)
+    scaled = ratio_interval(rounds_of(base * unit), rounds_of(own * unit), seed=0)
+    assert scaled.value == pytest.approx(found.value)
+    assert found.low <= found.value <= found.high
+    assert ratio_interval(rounds_of(own), rounds_of(base), seed=0).value == pytest.approx(1 / found.value)
+
+
+def test_one_wild_round_does_not_move_the_ratio() -> None:
+    base, own = np.full(20, 2.0), np.full(20, 1.0)
+    own[3] = 50.0
+    assert ratio_interval(rounds_of(base), rounds_of(own), seed=0).value == pytest.approx(2.0)
+
+
+def timing(latency: float, noise: float, rounds: int = 20, seed: int = 0, mood: float = 0.0) -> Timing:
+    """Ten calls a round; `mood` slows whole rounds, for everybody alike."""
+    own, shared = np.random.default_rng([seed, int(latency * 1e3)]), np.random.default_rng(99)
+    rounds_s = [
+        latency * np.exp(mood * shared.standard_normal()) * np.exp(noise * own.standard_normal(10))
+        for _ in range(rounds)
+    ]
+    return Timing(
+        latency_s=tuple(np.concatenate(rounds_s).tolist()),
+        batch_size=1,
+        stable=True,
+        environment="x",
+        rounds=rounds,
+        turns=(10,) * rounds,
+    )
+
+
+def test_ties_are_what_noise_can_not_tell_apart() -> None:
+    """Broken: chance would decide between equals, or a real difference would be called noise."""
+    assert tied(timing(2.0, 0.3), timing(2.05, 0.3))
+    assert tied(timing(2.0, 0.001), timing(2.03, 0.001))  # told apart, but closer than a ratio is resolved
+    assert not tied(timing(2.0, 0.01), timing(2.2, 0.01))
+
+
+def test_what_slows_both_does_not_make_a_tie() -> None:
+    """Broken: on a noisy machine everything would tie, although the rounds were interleaved for that very reason."""
+    assert not tied(timing(2.0, 0.01, mood=0.5), timing(2.2, 0.01, mood=0.5))
+
+
+def test_timings_of_different_runs_never_tie() -> None:
+    """Broken: numbers that were not measured side by side would be compared."""
+    assert not tied(timing(2.0, 0.1), timing(2.0, 0.1, rounds=19))
+    bare = Timing(latency_s=(2.0,), batch_size=1, stable=True, environment="x")
+    assert not tied(bare, bare)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds", "at_least"),
+    [("quiet", 12, 0.9), ("disturbed", 12, 0.9), ("waves", 30, 0.85), ("own drift", 12, 0.5)],
+)
+def test_coverage_under_ugly_noise_is_what_the_docs_say(
+    noise: str, rounds: int, at_least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: docs/measurement.md would promise more, or less, than the interval keeps. The last kind is where it does
+    not keep 95 %, which the page says; when that gets better, the page and this test change."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    share, _ = importlib.import_module("coverage_of_intervals").coverage(noise, rounds, 60)
+    assert at_least <= share
+    assert noise != "own drift" or share < 0.85
+
+
+@given(
+    st.lists(st.lists(st.floats(0.9, 1.1), min_size=1, max_size=4), min_size=6, max_size=10),
+    st.sampled_from([0.5, 0.9, 0.97, 1.0, 1.03, 1.2]),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_tie_that_is_seen_without_resampling_is_what_resampling_says(
+    rounds: list[list[float]], factor: float
+) -> None:
+    """Broken: the shortcut would call two candidates different, or equal, that the interval does not."""
+
+    def timed(scale: float, turns: list[list[float]]) -> Timing:
+        calls = tuple(scale * call for turn in turns for call in turn)
+        sizes = tuple(len(turn) for turn in turns)
+        return Timing(latency_s=calls, batch_size=1, stable=True, environment="x", rounds=len(turns), turns=sizes)
+
+    a, b = timed(1.0, rounds), timed(factor, rounds[::-1])
+    if len(a.turns) != len(b.turns):
+        return
+    ratio = speedups.ratio_interval(speedups.by_round(a), speedups.by_round(b), seed=0)
+    resolution = math.log1p(speedups.RESOLUTION)
+    expected = ratio.low <= 1 <= ratio.high or abs(math.log(ratio.value)) <= resolution
+    assert speedups.tied(a, b) == expected
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+def test_the_mean_shows_what_no_median_does(starts: int) -> None:
+    """Broken: calls that pause now and then count as fast; or spikes that hit both alike make one slower."""
+    generator = np.random.default_rng(0)
+    processes = [number for number in range(starts) for _ in range(8)]
+
+    def rounds(pause: float, share: float) -> list[list[float]]:
+        calls = np.exp(0.05 * np.abs(generator.standard_normal((len(processes), 200))))
+        return (calls + pause * (generator.random(calls.shape) < share)).tolist()
+
+    found = speedups.mean_ratio_interval(rounds(0, 0), rounds(250, 0.02), seed=0, processes=processes)
+    assert found is not None
+    assert found[0] < 1 / 6 < found[1] < 0.5, "a call takes 6 times as long on average"
+    refused = 0
+    for _ in range(40):
+        alike = speedups.mean_ratio_interval(rounds(20, 0.005), rounds(20, 0.005), seed=0, processes=processes)
+        assert alike is not None
+        refused += alike[1] < 0.98
+    assert refused <= 4
+    assert speedups.mean_ratio_interval(rounds(0, 0)[:5], rounds(0, 0)[:5], seed=0, processes=processes[:5]) is None
