@@ -222,3 +222,52 @@ def test_a_few_ticks_of_the_kernels_clock_are_no_threads() -> None:
     """Broken: one turn of 3 ms, in which the counter moves on by a tick of 10 ms, would be three threads."""
     (turn,) = turns(1, calls=1, latency_s=0.002)
     assert refuse_turns([replace(turn, cpu_s=0.01, idle_s=0.01, idle_cpu_s=0.02)], [turn], 1) == ""
+
+
+def test_calls_that_the_original_makes_too_leave_no_time_unexplained() -> None:
+    """Broken: a clock that runs at half its speed hides in the loop around the calls, which is allowed for calls alone
+    that the original's turns do not have."""
+    original = turns(calls=2000, latency_s=10e-6)
+    assert "its clock is wrong" in refuse_turns(turns(calls=2000, latency_s=10e-6, clock=0.5), original, 1)
+
+
+def test_few_calls_of_the_original_do_not_say_what_one_takes() -> None:
+    """Broken: the loop around 2,000 short calls is unexplained, since an original with two long ones shows nothing of
+    it; or it is believed although the original shows that it takes less."""
+    looped = [replace(turn, wall_s=turn.wall_s + 0.015) for turn in turns(calls=2000, latency_s=10e-6)]
+    assert refuse_turns(looped, turns(calls=2, latency_s=0.01), 1) == ""
+    many = turns(calls=1900, latency_s=10e-6)
+    assert "its clock is wrong" in refuse_turns(looped, many, 1)
+
+
+def test_a_clock_is_checked_where_the_original_had_no_turn() -> None:
+    """Broken: turns without turns of the original beside them would be believed, or end the measurement."""
+    assert refuse_turns(turns(), [], 1) == ""
+    assert "its clock is wrong" in refuse_turns(turns(clock=0.4), [], 1)
+
+
+@given(st.floats(0.01, 2))
+def test_latencies_exceed_their_turn_by_no_more_than_the_clocks_ticks(wall_s: float) -> None:
+    """Broken: one process slows itself down in the figures by a clock that is 5 % fast."""
+    exact, fast = (Turn(latency_s=(share * wall_s,), wall_s=wall_s) for share in (1.005, 1.05 + 0.003 / wall_s))
+    assert refuse_turns([exact], [exact], 1) == ""
+    assert "its clock is wrong" in refuse_turns([fast], [exact], 1)
+
+
+def test_one_tick_of_the_kernels_clock_disturbs_nobody() -> None:
+    """Broken: a participant at rest whose CPU counter moves on by 10 ms beside a turn of 20 ms is called a disturber;
+    or one that computes for 30 ms of it is not."""
+    beside = [Turn(latency_s=(0.02,), wall_s=0.02, beside_s={"rests": 0.01, "computes": 0.03, "timed": 0.02})]
+    assert refuse_disturber("rests", {"timed": beside}) == ""
+    assert "1.5 threads busy while timed was" in refuse_disturber("computes", {"timed": beside})
+    assert refuse_disturber("timed", {"timed": beside}) == "", "its own CPU time is not beside it"
+
+
+def test_work_between_turns_is_allowed_up_to_a_look_for_work_and_the_kernels_ticks() -> None:
+    """Broken: honest runtimes that look for work for 0.25 s are refused; or twice that is no computing."""
+
+    def after(cpu_s: float) -> list[Turn]:
+        return [replace(turn, idle_s=0.0, idle_cpu_s=cpu_s / 8) for turn in turns()]
+
+    assert refuse_turns([replace(turn, idle_s=0.01) for turn in after(0.29)], turns(), 1) == ""
+    assert "goes on computing" in refuse_turns([replace(turn, idle_s=0.01) for turn in after(0.5)], turns(), 1)
