@@ -27,7 +27,7 @@ PARTS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-OF_ONE_LAYER = ("mixtral", "phi")
+OF_ONE_LAYER = ("mistral", "mixtral", "phi", "phi3")
 """Kinds with one layer, whose export takes less time: others show that layers follow each other rightly."""
 
 

@@ -251,3 +251,121 @@ def test_the_mean_shows_what_no_median_does(starts: int) -> None:
         refused += alike[1] < 0.98
     assert refused <= 4
     assert speedups.mean_ratio_interval(rounds(0, 0)[:5], rounds(0, 0)[:5], seed=0, processes=processes[:5]) is None
+
+
+def starts_of(medians: np.ndarray) -> tuple[list[list[float]], list[int]]:
+    """Rounds of one call each, and the start of each: `[starts, rounds]` seconds."""
+    return rounds_of(medians.ravel()), [number for number, start in enumerate(medians) for _ in start]
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.01, 0.1, 0.5]), st.sampled_from([0.0, 1.0]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_the_interval_of_the_inverse_is_the_inverse(
+    starts: int, rounds: int, spread: float, apart: float, seed: int
+) -> None:
+    """Broken: one end of an interval is nearer than the other, so that "slower than the original" is decided otherwise
+    than "faster"."""
+    generator = np.random.default_rng(seed)
+    level = apart * generator.normal(size=(2, starts, 1))
+    base, own = (starts_of(one) for one in np.exp(level + spread * generator.normal(size=(2, starts, rounds))))
+    ratio = ratio_interval(base[0], own[0], seed=0, processes=base[1])
+    inverse = ratio_interval(own[0], base[0], seed=0, processes=base[1])
+    assert (1 / ratio.value) == pytest.approx(inverse.value)
+    assert (1 / ratio.high, 1 / ratio.low if ratio.low else math.inf) == pytest.approx((inverse.low, inverse.high))
+    means = [
+        speedups.mean_ratio_interval(one, other, seed=0, processes=base[1])
+        for one, other in ((base[0], own[0]), (own[0], base[0]))
+    ]
+    assert (means[0] is None) == (means[1] is None) == (starts * rounds < FEW_ROUNDS)
+    if means[0] and means[1] and starts >= speedups.FEW_PROCESSES:
+        assert (1 / means[0][1], 1 / means[0][0]) == pytest.approx(means[1])
+
+
+@pytest.mark.parametrize("starts", [1, 2, 3, 6])
+def test_rounds_that_one_of_both_did_not_end_count_for_neither(starts: int) -> None:
+    """Broken: the last round of a run that was cut short counts for one of both, or moves the rounds of a start to the
+    next one."""
+    base, own = np.random.default_rng(starts).lognormal(0, 0.1, (2, starts, 6))
+    (whole, owners), (cut, _) = starts_of(base), starts_of(own)
+    cut, less = cut[:-2], owners[:-2]
+    for of in (speedups.ratio_interval, speedups.mean_ratio_interval):
+        assert of(whole, cut, seed=0, processes=owners) == of(whole[:-2], cut, seed=0, processes=less)
+        assert of(cut, whole, seed=0, processes=owners) == of(cut, whole[:-2], seed=0, processes=less)
+
+
+@pytest.mark.parametrize("other", [0.95, 1.05])
+def test_where_the_starts_quotients_lie_elsewhere_the_interval_reaches_around_them_too(other: float) -> None:
+    """Broken: where most calls are of one start, the interval is around its median alone, and the five other starts say
+    nothing."""
+    from scipy.stats import t
+
+    quotients, calls = np.array([1.0, *[other] * 5]), (30, 1, 1, 1, 1, 1)
+    base = [[1.0] * count for count in calls]
+    own = [[1 / quotient] * count for quotient, count in zip(quotients, calls, strict=True)]
+    found = ratio_interval(base, own, seed=0, processes=range(6))
+    logs = np.log(quotients)
+    half = t.ppf(0.975, 5) * logs.std(ddof=1) / math.sqrt(6)
+    assert found.value == 1.0
+    expected = min(logs.mean(), 0.0) - half, max(logs.mean(), 0.0) + half
+    assert np.log([found.low, found.high]) == pytest.approx(expected)
+
+
+def test_starts_that_differ_by_far_show_what_they_differ_by() -> None:
+    """Broken: an artifact that was 5, 8 and 100 times as fast is "0.6 to 104 times as fast"; or 5 to 8 times."""
+    quotients, generator = np.array([5.0, 8.0, 100.0]), np.random.default_rng(0)
+    own, owners = starts_of(np.exp(0.01 * generator.normal(size=(3, 8))) / quotients[:, None])
+    found = ratio_interval([[1.0]] * 24, own, seed=0, processes=owners)
+    assert 4 < found.low < 5 < 100 < found.high < 125
+    once = ratio_interval([[1.0]] * 3, own[::8], seed=0, processes=[0, 1, 2])
+    assert 0 < once.low < 5 < 100 < once.high < math.inf, "one round a start has no interval of its own"
+
+
+def test_neighbouring_starts_that_are_alike_widen_the_interval() -> None:
+    """Broken: a machine that slows down and recovers within minutes passes for three independent starts."""
+    values = np.exp(0.02 * np.random.default_rng(1).normal(size=(3, 12)))
+    ordered = np.sort(values, axis=1)
+    shuffled = np.stack([row[[0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]] for row in ordered])
+    base = [[1.0]] * 36
+    alike, mixed = (
+        ratio_interval(base, rows, seed=0, processes=owners) for rows, owners in map(starts_of, (ordered, shuffled))
+    )
+    assert alike.value == mixed.value
+    assert math.log(alike.high / alike.low) > 1.1 * math.log(mixed.high / mixed.low)
+
+
+def autocorrelated(r: float, shape: tuple[int, int], seed: int = 0) -> list[np.ndarray]:
+    """So many series in which each value keeps the share r of the one before it."""
+    noise = np.random.default_rng(seed).normal(size=shape)
+    values = [noise[:, 0] / math.sqrt(1 - r * r)]
+    for step in range(1, shape[1]):
+        values.append(r * values[-1] + noise[:, step])
+    return list(np.stack(values, axis=1))
+
+
+@pytest.mark.parametrize("r", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("shape", [(1, 20_000), (1000, 20)])
+def test_the_memory_of_rounds_is_that_of_their_autocorrelation(r: float, shape: tuple[int, int]) -> None:
+    """Broken: noise in waves counts as independent, and an interval of 95 % holds the truth every other time. Short
+    series show the autocorrelation too small: of 20 values 0.6 looks like 0.45."""
+    assert speedups.longer_memory(*autocorrelated(r, shape)) == pytest.approx((1 + r) / (1 - r), rel=0.15)
+
+
+def test_memory_has_bounds() -> None:
+    """Broken: rounds that alternate, that are alike or too few to show anything, or starts at two levels, widen the
+    interval; or a machine that only slows down has no end to its memory."""
+    alone = (np.tile([1.0, 2.0], 10), np.ones(12), np.arange(3.0))
+    assert [speedups.longer_memory(one) for one in alone] == [1.0] * 3
+    levels = [level + one for level, one in zip((0.0, 50.0), autocorrelated(0.0, (2, 2000)), strict=True)]
+    assert speedups.longer_memory(*levels) < 1.2
+    assert speedups.longer_memory(np.arange(4.0), np.arange(3.0)) == 1.0, "fewer than four values each show nothing"
+    for count in (8, 12, 100):
+        assert speedups.longer_memory(np.arange(float(count))) == pytest.approx(count / 2, rel=0.02)
+
+
+def test_one_round_without_calls_is_refused() -> None:
+    """Broken: a round that was lost on one side goes unseen."""
+    with pytest.raises(ValueError, match="rounds with calls"):
+        ratio_interval([[1.0], [1.0]], [[1.0], []], seed=0)
