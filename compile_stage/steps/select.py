@@ -81,9 +81,7 @@ def _rank(passing: Sequence[Candidate], policy: TargetPolicy) -> _Ranking:
     tied = tuple(c for c in passing if c is leader or _tied(c, leader, policy, costs))
     simplest = min(tied, key=lambda c: (_complexity(c), costs[c.job.id]))
     # One that is known better than the simplest, and so no longer ties with the leader, must not lose to it by that.
-    ahead = [
-        c for c in passing if _complexity(c) <= _complexity(simplest) and costs[c.job.id] <= costs[simplest.job.id]
-    ]
+    ahead = [c for c in passing if costs[c.job.id] <= costs[simplest.job.id]]
     simplest = min(ahead, key=lambda c: (_complexity(c), costs[c.job.id]))
     tied = tied if simplest in tied else (*tied, simplest)
     shares = _far_less_cpu(simplest, tied, policy, costs)
