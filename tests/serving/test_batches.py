@@ -51,6 +51,40 @@ def test_only_proven_sizes_are_run_and_each_row_has_its_answer(sizes: set[int], 
     assert len(session.seen) == -(-count // max(sizes))  # no more calls than the largest size asks for
 
 
+@given(sizes=st.sets(st.integers(1, 12), min_size=1), count=st.integers(1, 60))
+def test_each_prompt_has_its_own_continuation_in_proven_sizes(sizes: set[int], count: int) -> None:
+    """Broken: prompts are answered with the continuation of another, or in a batch that nobody compared."""
+    seen: list[int] = []
+
+    def run(rows: Any) -> list[list[int]]:
+        seen.append(len(rows))
+        return [[int(row[0]), -int(row[0])] for row in rows]
+
+    answers = ProvenBatches(sizes, splits=True).run_lists(run, np.arange(count)[:, None])
+    assert answers == [[number, -number] for number in range(count)]
+    assert set(seen) <= sizes
+    if count not in sizes:
+        with pytest.raises(UsageError, match=f"a batch of {count} was not proven"):
+            ProvenBatches(sizes, splits=False).run_lists(run, np.arange(count)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        ({"batches": {"sizes": [8, 1], "splits": True}}, ((1, 8), True)),
+        ({"batches": {"sizes": [4]}}, ((4,), False)),
+        ({"batches": {"sizes": []}}, None),
+        ({"batches": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_rule_is_the_manifests(manifest: Any, expected: Any) -> None:
+    """Broken: a model that runs in parts refuses other sizes, or one that may not is run in parts; or one of an earlier
+    version, whose manifest has no rule, is not served."""
+    rule = ProvenBatches.of(manifest)
+    assert (None if rule is None else (rule.sizes, rule.splits)) == expected
+
+
 @pytest.mark.parametrize(("count", "seen"), [(1, [1]), (3, [4]), (5, [7]), (8, [8]), (9, [8, 1]), (19, [8, 8, 4])])
 def test_what_is_cut_and_what_is_filled_up(count: int, seen: list[int]) -> None:
     """Broken: three rows would be run as three batches of one, or as one of eight."""
@@ -203,6 +237,7 @@ def test_sizes_come_from_what_was_compared() -> None:
 def test_the_corners_of_a_policys_shapes_are_proven_batches() -> None:
     """Broken: a policy whose shapes go up to 32 rows would be served in batches of 8."""
     shape = ShapeRange(min=(1, 16), typical=(8, 64), max=(32, 128))
-    where = target(batch_sizes=(8,), shapes={"x": shape})
+    table = ShapeRange(min=(1, 2), typical=(2, 2), max=(2, 2))  # the corner has the most rows that any input has
+    where = target(batch_sizes=(8,), shapes={"table": table, "x": shape})
     proven = proven_batches(Verdict(checks=(check("larger_batches", 10),)), where)
     assert proven == {"sizes": [1, 8, 32], "splits": True}
