@@ -120,7 +120,26 @@ def test_conditions_are_computed(text: str, holds: bool) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os').getcwd()", "size('a', 1)", "size(a, 1) > 2", "min(3) > 2", "9 ** 9 > 1", "1 <", "True == 1"],
+    [
+        "__import__('os').getcwd()",
+        "size('a', 1)",
+        "size(a, 1) > 2",
+        "min(3) > 2",
+        "9 ** 9 > 1",
+        "1 <",
+        "True == 1",
+        *(form.format("open('x')") for form in ("-{} == 1", "{} + 1 == 2", "1 + {} == 2", "{} == 1", "1 == {}")),
+        *(
+            form.format("open('x')")
+            for form in ("1 < 2 < {}", "min(1, {}) > 2", "size({}, 1) > 2", "size('a', {}) > 2")
+        ),
+        "~1 == 1",
+        "not 1 == 1",
+        "min(1, key=2) > 1",
+        "size('a', 1, 2) > 1",
+        "size('a', 1.0) > 1",
+        "1 in 2",
+    ],
 )
 def test_what_is_no_condition_is_never_run(text: str) -> None:
     """Broken: text of a manifest is run as code."""

@@ -52,9 +52,20 @@ def run_onnx(model: PortableModel, batch: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, dict(batch)), strict=True))
 
 
+BY_TORCH = ("pytorch", "transformers", "sentence_transformers")
+"""Flavors that PyTorch's exporter writes, in 0.5 to 3 CPU seconds."""
+
+
+@pytest.fixture(scope="module")
+def exported_twice() -> set[str]:
+    """Flavors of which two exports were compared in this module."""
+    return set()
+
+
 @pytest.fixture
-def prove(tmp_path: Path) -> Proof:
-    """Original and export: the same names, shapes and answers at every batch size, and the same bytes twice."""
+def prove(tmp_path: Path, exported_twice: set[str]) -> Proof:
+    """Original and export: the same names, shapes and answers at every batch size, and the same bytes twice; of what
+    PyTorch's exporter writes, which names all tensors, once in a module."""
 
     def check(
         source: SourceModel,
@@ -67,8 +78,10 @@ def prove(tmp_path: Path) -> Proof:
         exporter = plugins.load("sources", source.flavor)
         assert exporter.refuse(source, compliance or Compliance()) is None
         model = exporter.export(source, {}, tmp_path / "first")
-        again = exporter.export(source, {}, tmp_path / "again")
-        assert model.digest == again.digest, "two exports of one model differ"
+        if source.flavor not in BY_TORCH or source.flavor not in exported_twice:
+            exported_twice.add(source.flavor)
+            again = exporter.export(source, {}, tmp_path / "again")
+            assert model.digest == again.digest, "two exports of one model differ"
         assert model.precision == "fp32"
         assert model.made_from == source.digest
         with exporter.open(source, Target(name="cpu")) as session:
