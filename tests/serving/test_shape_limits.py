@@ -109,6 +109,10 @@ def test_sizes_that_break_a_condition_of_the_trace_are_refused() -> None:
     [
         ('size("a", 1) > size("b", 2)', True),
         ('max(1, size("a", 1) // 4) == 2', True),
+        ('4 < size("a", 1) < 9', True),
+        ('4 < size("a", 1) < 8', False),
+        ('9 < size("a", 1) < 10', False),
+        ('min(size("a", 1), size("b", 2)) != 5', False),
         ('(-1)*size("a", 1) <= -9', False),
         ('size("a", 1) % (size("b", 2) // 6) == 0', False),  # divides by 0
     ],
