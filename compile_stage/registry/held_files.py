@@ -74,6 +74,7 @@ def refuse_folder(folder: Path, tags: Mapping[str, str], bundle: Bundle) -> str 
 
 def differing(written: Path, there: Path) -> list[str]:
     """The files of a folder that are not in another one, byte for byte."""
+    filecmp.clear_cache()  # it knows files by size and time, and answers with what it found of them before
     _, differ, missing = filecmp.cmpfiles(written, there, list_tree(written), shallow=False)
     return sorted([*differ, *missing])
 
