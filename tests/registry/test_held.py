@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,40 @@ def test_a_version_without_files_is_gone(published: Bundle, tmp_path: Path) -> N
     assert in_a_folder(tmp_path / "empty", published) == GONE
     wrong: Any = refuse_folder(Path(published.path), {}, published)
     assert "does not have the digest that was published" in wrong
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(published: Bundle, tmp_path: Path) -> None:
+    """Broken: a version whose weights are a link to a file of its writer passes, and answers as that file is changed
+    to."""
+    there = Path(shutil.copytree(published.path, tmp_path / "there"))
+    weights = there / "data" / "artifact" / "model.onnx"
+    shutil.move(weights, tmp_path / "elsewhere.onnx")
+    weights.symlink_to(tmp_path / "elsewhere.onnx")
+    assert "model.onnx" in (in_a_folder(there, published) or "")
+
+
+@pytest.mark.parametrize("look", [in_a_folder, behind_a_server])
+def test_an_mlmodel_that_names_other_code_is_refused(look: Look, published: Bundle, tmp_path: Path) -> None:
+    """Broken: what MLflow imports when it loads the version was changed, and the next run takes it for published."""
+    there = Path(shutil.copytree(published.path, tmp_path / "there"))
+    text = (there / "MLmodel").read_text()
+    assert "loader_module: " in text
+    (there / "MLmodel").write_text(text.replace("loader_module: ", "loader_module: other."))
+    assert look(there, published)
+
+
+def test_what_lies_here_is_read_up_to_its_own_limit(
+    published: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: weights of some megabytes are held to their size alone also where reading them takes 0.05 s; or a large
+    file that this run did not write ends the run."""
+    monkeypatch.setattr(held_files, "_LARGE_REMOTE_BYTES", 10)
+    there = Path(shutil.copytree(published.path, tmp_path / "there"))
+    weights = there / "data" / "artifact" / "model.onnx"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    assert "data/artifact/model.onnx is not what was published" in (in_a_folder(there, published) or "")
+    weights.write_bytes(kept)
+    other = Path(shutil.copytree(published.path, tmp_path / "other"))
+    (other / "data" / "artifact" / "model.onnx").unlink()
+    assert behind_a_server(there, replace(published, path=str(other))) is None
