@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import date
 from pathlib import Path
 
+import pytest
+
 from compile_stage.core.digest import canonical_json, load_record
 from compile_stage.core.records import Gate, Policy, ShapeRange, Waiver
 from compile_stage.policy.load import load_policy
@@ -237,3 +239,58 @@ performance: {max_cost_per_million: 2}
     made = load_policy(write(text), today=TODAY)
     units = {t.target.name: [g.unit for g in t.performance if g.metric == "cost_per_million"] for t in made.targets}
     assert units == {"a": ["EUR"], "b": ["CHF"]}
+
+
+def digest_with(write, change: str = "") -> str:
+    """With a further section, or, after a comma, a further field of the target."""
+    field, section = (change, "") if change.startswith(",") else ("", change)
+    return load_policy(write(f"targets: {{t: {{threads: 1{field}}}}}\n{section}")).digest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data: {groups: g}",
+        "data: {queries: g}",
+        "data: {min_samples: 31}",
+        "data: {robustness: {samples: 0}}",
+        "promote: {alias: prod, approval: manual}",
+        "publish: {elsewhere: portable-fp32}",
+        "performance: {min_speedup: 1.01}",
+        "tolerances: {int8: {cosine: 0.5}}",
+        "select: {confidence_of: winner}",
+        ", generation: {new_tokens: 7}",
+        "serving: {clients: [3]}",
+        "compliance: {allow_pickle: true}",
+    ],
+)
+def test_what_changes_the_meaning_changes_the_digest(write, change: str) -> None:
+    """Broken: a version that was published under other rules is found by the new policy, and called proven by it."""
+    assert digest_with(write, change) != digest_with(write)
+
+
+def test_groups_and_queries_are_different_policies_and_reports_are_no_part_of_one(write) -> None:
+    """Broken: rankings are measured on samples that were cut off in the middle of a query; or a report's content
+    publishes every model anew."""
+    both = {key: load_policy(write(f"data: {{{key}: g}}\ntargets: {{t: {{}}}}\n")) for key in ("groups", "queries")}
+    found = [(one.data.validation.groups, one.data.validation.whole_groups) for one in both.values()]
+    assert found == [("g", False), ("g", True)]
+    assert both["groups"].digest != both["queries"].digest
+    assert digest_with(write, "report: {samples: true}") == digest_with(write)
+
+
+def test_limits_on_what_is_served_hold_with_confidence(write) -> None:
+    """Broken: a throughput whose interval reaches below its limit passes by its figure alone; or a limit on size asks
+    for an interval, and never passes."""
+    text = "targets: {t: {}}\nperformance: {throughput_at_p99: 9, max_size_mb: 3, max_cost_per_million: 4}\n"
+    (rules,) = load_policy(write(text + "serving: {p99_ms: 10, price_per_hour: 1.0}\n")).targets
+    confidence = {gate.metric: gate.confidence for gate in rules.performance}
+    assert confidence["throughput_at_p99"] == confidence["cost_per_million"] == 0.95
+    assert confidence["size_mb"] is None
+    assert confidence["speedup"] is None
+
+
+def test_no_samples_of_robustness_are_none(write) -> None:
+    """Broken: the check runs on nothing, and passes."""
+    policy = load_policy(write("data: {robustness: {samples: 0}}\ntargets: {t: {}}\n"))
+    assert policy.data.robustness is None
