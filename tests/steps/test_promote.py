@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -10,11 +12,15 @@ from typing import Any
 
 import factories
 import pytest
+import tiny_bundle
 from factories import COSINE, artifact, measurement, source, target, target_policy
 
+from compile_stage.core import plugins
 from compile_stage.core.digest import plain
+from compile_stage.core.environment import hardware
 from compile_stage.core.errors import GateError
 from compile_stage.core.records import (
+    Artifact,
     Check,
     Gate,
     Outcome,
@@ -27,7 +33,17 @@ from compile_stage.core.records import (
     Waiver,
 )
 from compile_stage.measure.recompute import holds
-from compile_stage.steps.promote import Incumbent, demand_passed, newer_source, promote, where_aliases_ended
+from compile_stage.serving.manifest import read_manifest, write_validation
+from compile_stage.steps.promote import (
+    Incumbent,
+    _comparable,
+    demand_passed,
+    newer_source,
+    promote,
+    where_aliases_ended,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
 
 TARGET = TargetResult(
     policy=target_policy(target(batch_sizes=(1, 8)), promote=Promotion(alias="prod")),
@@ -97,6 +113,8 @@ def test_as_fast_at_every_batch_size_gets_through() -> None:
     for mean in ((0.95, 0.97), (0.5, 3.0)):  # within the 2 % that are resolved, and the 2 % that are allowed; unknown
         with pytest.raises(AttributeError):
             move(replace(timing(1, 0.99, 1.01), mean_speedup_interval=mean), timing(8, 1.5, 2.5))
+    with pytest.raises(AttributeError):  # its mean is faster, though less so than its median
+        move(replace(timing(1, 2.0, 2.5), mean_speedup_interval=(1.5, 1.8)), timing(8, 1.5, 2.5))
 
 
 def checks_of(*gates: Check, batch_size: int = 1) -> dict[str, Any]:
@@ -270,3 +288,89 @@ def test_the_later_version_of_one_model_is_the_newer_source(theirs: str, ours: s
     would never get it."""
     found = newer_source({"source": {"uri": theirs}}, source(uri=ours))
     assert found == (theirs if newer else None)
+
+
+Looked = Callable[..., Incumbent]
+
+
+@pytest.fixture
+def look_at(tmp_path: Path) -> Looked:
+    """What the alias points to is a published version with these fields in its manifest, on a machine of that
+    fingerprint; `validated` is what a validation on it found."""
+
+    def look(
+        *,
+        validated: bool | None = None,
+        successor: Artifact | None = None,
+        machine: str = "",
+        backend: str = "",
+        **fields: Any,
+    ) -> Incumbent:
+        model = Path(tempfile.mkdtemp(dir=tmp_path)) / "saved"
+        path = tiny_bundle.save_bundle(model, **{**tiny_bundle.manifest_fields(), **fields})
+        manifest = read_manifest(path)
+        manifest["artifact"]["backend"] = backend or manifest["artifact"]["backend"]
+        here = replace(hardware(), cpu=machine) if machine else hardware()
+        if validated is not None:
+            found = {
+                "key": manifest["key"], "artifact": manifest["artifact"]["digest"], "hardware": plain(here),
+                "fingerprint": here.fingerprint, "passed": validated, "timing": {}, "runtime": {},
+            }  # fmt: skip
+            write_validation(found, path / "validations")
+        context = replace(factories.run_context(tmp_path), hardware=here)
+        current = Receipt(uri="models:/m-compiled/1", name="m-compiled", version="1", digest="sha256:1", created=False)
+        other = artifact(digest="sha256:new")
+        return _comparable(context, source(uri="models:/m/1"), current, successor or other, (path, manifest))
+
+    return look
+
+
+def test_what_was_proven_on_this_machine_is_compared(look_at: Looked) -> None:
+    """Broken: an alias moves to a slower artifact, since the one that it pointed to was not measured beside it."""
+    for found in (look_at(), look_at(verdict=None, validated=True), look_at(machine="another CPU", validated=True)):
+        assert (found.obstacle, found.newer) == ("", "")
+        assert found.artifact is not None
+        assert Path(found.path, "MLmodel").is_file()
+
+
+def test_what_was_proven_elsewhere_alone_is_no_measure_and_the_alias_stays(look_at: Looked) -> None:
+    """Broken: latencies of two machines are compared, or what failed here, or was never validated, counts as proven
+    here."""
+    for found in (
+        look_at(machine="another CPU"),
+        look_at(machine="another CPU", validated=False),
+        look_at(verdict=None),
+        look_at(verdict=None, validated=False),
+    ):
+        assert found.artifact is None
+        assert found.obstacle.startswith("models:/m-compiled/1 was measured on")
+
+
+def test_the_same_files_with_the_same_options_need_no_comparison(look_at: Looked) -> None:
+    """Broken: a version is held to be slower than itself by noise; or another setting of the same files is never
+    measured."""
+    old = look_at().artifact
+    assert old is not None
+    assert look_at(successor=old) == Incumbent()
+    assert look_at(successor=replace(old, options={"threads": 2})).artifact is not None
+
+
+def test_what_cannot_run_here_or_is_newer_keeps_the_alias(look_at: Looked) -> None:
+    """Broken: an older source takes the place of a newer one, or a run ends where the other's runtime is missing."""
+    newer = {**tiny_bundle.manifest_fields()["source"], "uri": "models:/m/2"}
+    assert look_at(source=newer).newer == "models:/m-compiled/1, made from models:/m/2"
+    assert look_at(source={**newer, "uri": "models:/m/1"}).newer == ""
+    assert plugins.missing(plugins.load("backends", "tensorrt")) is not None, "it is not installed where tests run"
+    names = ("tensorrt", "coreml", "tvm", "executorch")
+    absent = look_at(backend=next(name for name in names if plugins.missing(plugins.load("backends", name))))
+    assert absent.artifact is None
+    assert absent.obstacle.startswith("models:/m-compiled/1 can't run here: ")
+
+
+def test_what_could_not_be_compared_keeps_the_alias() -> None:
+    """Broken: an alias moves away from what was measured on another machine, and what it serves becomes slower."""
+    context: Any = SimpleNamespace()
+    before = Incumbent(obstacle="models:/m-compiled/1 was measured on x86", uri="models:/m-compiled/1")
+    with pytest.raises(GateError, match="was measured on x86, so the two can't be compared") as refused:
+        promote(context, source(), TARGET, "prod", before, measurement(timings=(timing(1, 2.0, 2.1),)))
+    assert "compile-stage promote models:/m-compiled/2 --alias prod" in refused.value.fix
