@@ -9,8 +9,9 @@ import pytest
 
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing
 from compile_stage.measure.gates import holds
-from compile_stage.measure.performance import check_performance, is_too_uncertain, ratio_text
+from compile_stage.measure.performance import calls_needed, check_performance, is_too_uncertain, ratio_text
 from compile_stage.measure.quantiles import percentile, quantile_interval
+from compile_stage.measure.stats import samples_needed
 
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 P95 = Gate(metric="p95_latency_ms", limit=20, direction="at_most", unit="ms")
@@ -267,3 +268,10 @@ def test_a_limit_within_the_interval_is_what_more_measuring_may_decide(
     gate = Gate(metric=metric, limit=1.0, direction="at_least")
     check = Check(gate=gate, outcome=outcome, measured=1.0, reason="", interval=interval)
     assert is_too_uncertain(check) is uncertain
+
+
+def test_a_gate_on_a_percentile_asks_for_the_calls_that_it_needs() -> None:
+    """Broken: a p95 is measured with too few calls to know it, and never passes; or each target is measured as long."""
+    p95, speed = (Gate(metric=name, limit=1.0, direction="at_most") for name in ("p95_latency_ms", "speedup"))
+    assert calls_needed([speed, p95]) >= samples_needed(0.95)
+    assert calls_needed([speed]) == calls_needed([]) == 0
