@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -382,3 +383,32 @@ def test_few_starts_leave_room_for_what_processes_differ_by(starts: int) -> None
         assert found is not None
         low, high = (found.low, found.high) if isinstance(found, Interval) else found
         assert np.log([low / 2, high / 2]) == pytest.approx([-half, half], rel=1e-3)
+
+
+@pytest.mark.parametrize(("rounds", "tail"), [(5, 0.0010), (10, 0.0086), (1000, 0.0248)])
+def test_percentiles_of_few_rounds_are_those_of_hesterbergs_table(rounds: int, tail: float) -> None:
+    """Broken: the interval is as much too short, or too long, as it was before it was expanded."""
+    assert (1 - speedups._expanded(0.95, rounds)) / 2 == pytest.approx(tail, abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_the_interval_of_fewer_than_six_rounds_is_about_students(count: int) -> None:
+    """Broken: an interval that is several times too wide holds the truth as well, and nothing is ever known."""
+    from scipy.stats import t
+
+    widths = []
+    for seed in range(40):
+        own = np.exp(0.05 * np.random.default_rng(seed).normal(size=count))
+        found = ratio_interval([[1.0]] * count, rounds_of(own), seed=seed)
+        mean = t.ppf(0.975, count - 1) * np.log(own).std(ddof=1) / math.sqrt(count)
+        widths.append(math.log(found.high / found.low) / (2 * mean))
+    assert 0.9 < np.median(widths) < 1.8, "a median is known less well than a mean"
+
+
+def test_more_measuring_tells_nothing_of_a_speedup_that_there_is_not() -> None:
+    """Broken: a baseline, which has no speedup, is measured until the budget is spent."""
+    alone = factories.timing(None)
+    assert alone.speedup is None
+    assert speedups.is_resolved(alone)
+    assert speedups.is_resolved(replace(alone, speedup=2.0, speedup_interval=(1.97, 2.03)))
+    assert not speedups.is_resolved(replace(alone, speedup=2.0, speedup_interval=(1.9, 2.1)))
