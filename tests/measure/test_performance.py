@@ -275,3 +275,18 @@ def test_a_gate_on_a_percentile_asks_for_the_calls_that_it_needs() -> None:
     p95, speed = (Gate(metric=name, limit=1.0, direction="at_most") for name in ("p95_latency_ms", "speedup"))
     assert calls_needed([speed, p95]) >= samples_needed(0.95)
     assert calls_needed([speed]) == calls_needed([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "mean", "outcome"),
+    [
+        (2.0, (1.5, 1.7), Outcome.FAIL),
+        (2.0, (1.5, 1.97), Outcome.PASS),  # within the 2 % that a ratio is resolved to
+        (0.5, (0.6, 0.7), Outcome.PASS),
+    ],
+)
+def test_the_mean_is_held_to_the_policys_own_limit(limit: float, mean: tuple[float, float], outcome: Outcome) -> None:
+    """Broken: whoever asks for twice the speed gets 1.7 times it in all calls together; or what may be half as fast
+    fails for being slower."""
+    one = replace(timing(3.0, 2.9, 3.1), mean_speedup_interval=mean)
+    assert only(replace(SPEEDUP, limit=limit), measured(one)).outcome is outcome
