@@ -17,11 +17,11 @@ import tiny_bundle
 from compile_stage import flavor
 from compile_stage.core.digest import plain
 from compile_stage.core.environment import Hardware, hardware
-from compile_stage.core.errors import IntegrityError
+from compile_stage.core.errors import IntegrityError, UsageError
 from compile_stage.core.records import Outcome, Target, Variant, Verdict, Waiver
 from compile_stage.serving.manifest import passed_here, plain_validation, refuse_machine, sealed, write_validation
 from compile_stage.serving.variant_writing import FamilyVersion, with_variants
-from compile_stage.serving.variants import choose
+from compile_stage.serving.variants import choose, for_machine, proven_targets
 from compile_stage.serving.version_tags import check_tags, waivers_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own, where it is imported for the first time
@@ -193,3 +193,73 @@ def test_a_waiver_of_any_variant_is_the_versions(family: Any, tmp_path: Path) ->
     check_tags(whole, {"compile_stage.verdict": "passed under waivers", "compile_stage.variants": "lead, second"}, "m")
     with pytest.raises(IntegrityError, match=r"the tag compile_stage.verdict says 'passed'"):
         check_tags(whole, {"compile_stage.verdict": "passed"}, "m")
+
+
+ELSEWHERE = replace(HERE, features=("sse4_2",))
+
+
+def test_targets_are_proven_by_their_run_or_by_a_validation_that_passed(family: Any, tmp_path: Path) -> None:
+    """Broken: an alias moves to a version that is proven for fewer machines than the one that it pointed to."""
+    model_dir = family(
+        entry(tmp_path, "lead", 1e-3), entry(tmp_path, "draft", 1e-4, verdict=None), entry(tmp_path, "portable", 1e-4)
+    )
+    whole = flavor.read_manifest(model_dir)
+    assert proven_targets(whole, model_dir) == ("lead",)
+    for passed, proven in ((False, ("lead",)), (True, ("draft", "lead"))):
+        found = {
+            "key": "sha256:draft", "variant": "draft", "artifact": whole["artifact"]["digest"],
+            "hardware": plain(HERE), "fingerprint": HERE.fingerprint, "passed": passed, "timing": {}, "runtime": {},
+        }  # fmt: skip
+        write_validation(plain_validation(found), model_dir / "validations")
+        assert proven_targets(whole, model_dir) == proven
+    alone = tiny_bundle.save_bundle(tmp_path / "alone", **tiny_bundle.manifest_fields())
+    single = flavor.read_manifest(alone)
+    assert proven_targets(single, alone) == ("cpu",)
+    assert for_machine(single, alone, ELSEWHERE) is single
+
+
+def test_where_none_is_proven_only_who_says_so_gets_one_and_is_given_the_doubt(family: Any, tmp_path: Path) -> None:
+    """Broken: a machine loads what was never proven for its kind without a word; or, where that is wanted, one that is
+    slower, or that is meant for another kind of machine."""
+    model_dir = family(
+        entry(tmp_path, "slow", 2e-3, ELSEWHERE),
+        entry(tmp_path, "fast", 1e-3, ELSEWHERE),
+        entry(tmp_path, "not-meant", 1e-4, ELSEWHERE, target={"hardware": {"without": " ".join(HERE.features)}}),
+    )
+    whole = flavor.read_manifest(model_dir)
+    with pytest.raises(IntegrityError, match="none of its variants is proven for this machine"):
+        choose(whole, model_dir, machine=HERE)
+    for mode in ("warn", "ignore"):
+        chosen = choose(whole, model_dir, mode=mode, machine=HERE)
+        assert chosen.manifest["variant"] == "fast"
+        assert "none of its variants is proven for this machine" in chosen.doubt
+    named = choose(whole, model_dir, mode="warn", wanted="slow", machine=HERE)
+    assert (named.manifest["variant"], bool(named.doubt)) == ("slow", True)
+    assert choose(whole, model_dir, wanted="slow", machine=ELSEWHERE).doubt == ""
+    with pytest.raises(UsageError, match="there are: fast, not-meant, slow"):
+        choose(whole, model_dir, wanted="other", machine=HERE)
+    assert for_machine(whole, model_dir, HERE)["variant"] == "slow", "the lead, where none is loaded"
+
+
+def test_the_portable_variant_is_for_machines_that_none_is_proven_for(family: Any, tmp_path: Path) -> None:
+    """Broken: a machine that an artifact is proven for loads the portable one, which is slower; or one that none is
+    proven for loads nothing, against the policy."""
+    variants = (entry(tmp_path, "lead", 1e-3, ELSEWHERE), entry(tmp_path, "portable", 1e-5))
+    model_dir = family(*variants, elsewhere="portable-fp32")
+    whole = flavor.read_manifest(model_dir)
+    chosen = choose(whole, model_dir, machine=HERE)
+    assert chosen.manifest["variant"] == "portable"
+    assert "the policy says portable-fp32" in chosen.reason
+    assert "none of its variants is proven" in chosen.doubt
+    there = choose(whole, model_dir, machine=ELSEWHERE)
+    assert (there.manifest["variant"], there.doubt) == ("lead", "")
+    assert there.reason.startswith("the only one proven here: proven on this machine, median 1 ms")
+    alike = choose(whole, model_dir, machine=replace(ELSEWHERE, cpu="another of its kind"))
+    assert f"proven on {ELSEWHERE.fingerprint}, which has the same instruction sets" in alike.reason
+
+
+def test_without_the_policys_word_the_portable_variant_is_not_loaded(family: Any, tmp_path: Path) -> None:
+    """Broken: `elsewhere: refuse` serves what nobody measured."""
+    model_dir = family(entry(tmp_path, "lead", 1e-3, ELSEWHERE), entry(tmp_path, "portable", 1e-5))
+    with pytest.raises(IntegrityError, match="none of its variants is proven"):
+        choose(flavor.read_manifest(model_dir), model_dir, machine=HERE)
