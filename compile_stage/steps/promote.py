@@ -252,7 +252,8 @@ def _comparable(
             obstacle=f"{current.uri} was measured on {' and '.join(sorted(there))}, and this machine is "
             f"{context.hardware.fingerprint}"
         )
-    if (artifact.digest, artifact.options) == (successor.digest, successor.options):
+    same = (artifact.digest, artifact.options) == (successor.digest, successor.options)
+    if same and artifact.backend == successor.backend:  # two may run the same graph
         return Incumbent()
     if (absent := plugins.missing(plugins.load("backends", artifact.backend))) is not None:
         return Incumbent(obstacle=f"{current.uri} can't run here: {absent}")

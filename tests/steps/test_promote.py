@@ -347,12 +347,13 @@ def test_what_was_proven_elsewhere_alone_is_no_measure_and_the_alias_stays(look_
 
 
 def test_the_same_files_with_the_same_options_need_no_comparison(look_at: Looked) -> None:
-    """Broken: a version is held to be slower than itself by noise; or another setting of the same files is never
-    measured."""
+    """Broken: a version is held to be slower than itself by noise; or another setting of the same files, or
+    another runtime that reads the same graph, is never measured."""
     old = look_at().artifact
     assert old is not None
     assert look_at(successor=old) == Incumbent()
     assert look_at(successor=replace(old, options={"threads": 2})).artifact is not None
+    assert look_at(successor=replace(old, backend="onnxruntime-openvino")).artifact is not None
 
 
 def test_what_cannot_run_here_or_is_newer_keeps_the_alias(look_at: Looked) -> None:
