@@ -310,7 +310,7 @@ def stalls_cell(share: float, times: float, starts: int, trials: int, *, student
     generator = np.random.default_rng([int(100 * share), int(10 * times), starts])
     faster, slower, tenfold = 0, 0, 0
     ours = speedups._over_unlike_starts
-    with patch.object(stats, "_over_unlike_starts", (lambda ends, *_: ends) if student else ours):
+    with patch.object(speedups, "_over_unlike_starts", (lambda ends, *_: ends) if student else ours):
         for trial in range(trials):
             machine = Stalled(share, times, generator)
             ratio, _ = of_starts(machine, trial, starts, lambda base, *_: len(base) >= FEW_STALLED, may_agree=False)
