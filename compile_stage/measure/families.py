@@ -26,8 +26,8 @@ def common_reach(variances: Sequence[float], starts: int, confidence: float = 0.
     correlate with 1/2 and their variances with 1/4. For 3 starts that is 3.2 for two candidates, and never above 8.
 
     Args:
-        variances: Of each candidate's log speedup over its starts (`speedups.variance_over_starts`). One that others' work
-            hit counts with what is assumed where nothing is known, so that it does not widen all others.
+        variances: Of each candidate's log speedup over its starts (`speedups.variance_over_starts`). One that others'
+            work hit counts with what is assumed where nothing is known, so that it does not widen all others.
         starts: Of each candidate.
 
     Returns:
