@@ -54,7 +54,7 @@ def place_of(error: BaseException) -> str:
     error came from none."""
     import torch
 
-    error = _innermost(error)
+    error = innermost(error)
     others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         packages = "site-packages" in frame.filename  # which lie within the standard library's folder
@@ -90,18 +90,19 @@ def _is_packed(error: BaseException) -> bool:
     """Whether a trace ended on sequences of several lengths (torch.nn.utils.rnn.pack_padded_sequence)."""
     from torch.nn.utils.rnn import PackedSequence
 
-    frames = (frame for frame, _ in traceback.walk_tb(_innermost(error).__traceback__))
+    frames = (frame for frame, _ in traceback.walk_tb(innermost(error).__traceback__))
     return any(isinstance(value, PackedSequence) for frame in frames for value in frame.f_locals.values())
 
 
 def reason(error: BaseException) -> str:
     """The innermost cause's first line: the exporter wraps it in pages of advice."""
-    error = _innermost(error)
+    error = innermost(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
+    """The error that all others were raised from."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,13 @@ def export_graph(
             )
     except Exception as error:
         reason = torch_forward.reason(error)
+        missing = getattr(torch_forward.innermost(error), "name", None)
+        if str(missing).startswith("onnxscript."):  # each PyTorch asks for a module of the onnxscript of its own time
+            raise SourceError(
+                f"PyTorch {torch.__version__} needs a newer onnxscript than {version('onnxscript')} to write ONNX",
+                fix="pip install --upgrade onnxscript",
+                where=source.uri,
+            ) from error
         names_operation = "No ONNX function" in reason or "DispatchError" in reason
         raise SourceError(
             f"PyTorch's ONNX exporter refuses it: {reason}",

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import struct
+import sys
 import zipfile
 from collections import Counter
 from contextlib import nullcontext
@@ -73,6 +74,19 @@ def test_an_exported_program_keeps_its_open_batch_and_its_argument_names(tmp_pat
     assert str(model.signature.inputs[0]) == "image: float32[batch, 1, 8, 8]"
     assert str(model.signature.outputs[0]) == "output: float32[batch, 10]"
     assert str(tmp_path).encode() not in Path(model.path).read_bytes()
+
+
+def test_an_onnxscript_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: after `pip install --upgrade torch` alone, every PyTorch model was refused as one that PyTorch's exporter
+    can't write, for a module `onnxscript._framework_apis.torch_2_11`, with the advice to look at the program."""
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+
+    monkeypatch.setattr(onnxscript_apis, "_module", None)
+    monkeypatch.setitem(sys.modules, onnxscript_apis._name, None)
+    source = saved_net(tmp_path / "net")
+    with pytest.raises(SourceError, match=r"needs a newer onnxscript than \d") as caught:
+        TorchSource().export(source, {}, tmp_path / "out")
+    assert caught.value.fix == "pip install --upgrade onnxscript"
 
 
 def test_several_inputs_and_outputs_keep_the_signatures_names(tmp_path: Path, prove: Proof) -> None:
