@@ -49,6 +49,8 @@ _LOCK_S = 1800.0
 _LONGEST_SENTENCE = 1000  # characters of a message of MLflow's
 _TOO_MANY = re.compile(r"too many (\d{3}) error responses")  # as urllib3 says it
 _NO_JSON = re.compile(r"not in a valid JSON format|\(char \d+\)$")  # as MLflow and Python's json say it
+_RELEASE = re.compile(r"(\d+)\.\d+[\w.]*")  # as an MLflow server answers /version
+_FIRST_WITH_LOGGED_MODELS = 3
 _HOST_AND_PORT = re.compile(r"(?!file:)[\w.-]+:\d+(/|$)")
 _FILE_FAILED = re.compile(r"##### File (.+?) #####\n(.*)", re.DOTALL)  # as MLflow says it, after a line without a cause
 _BUSY_DATABASE = "database is locked"  # as SQLite says it
@@ -299,7 +301,28 @@ def _demand_mlflow(client: Any, uri: str) -> None:
         if failed_on_the_way(error) or _TOO_MANY.search(str(error)):
             raise
         # Whoever may not do this may do other things; and what else went wrong is said where it matters.
+    _demand_logged_models(uri)
     _answered.add(uri)
+
+
+def _demand_logged_models(uri: str) -> None:
+    """Raise RegistryError where the server says that it is older than logged models, which versions are published as,
+    and without which this MLflow lists no run's files: each such call is answered as a wrong address is (404)."""
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    try:
+        said = http_request(get_default_host_creds(uri), "/version", "GET", timeout=_PROBE_S, max_retries=0)
+    except Exception:  # noqa: BLE001 - what keeps it away is said of the calls that need an answer
+        return
+    release = _RELEASE.fullmatch(said.text.strip()) if said.status_code == 200 else None
+    if release is not None and int(release[1]) < _FIRST_WITH_LOGGED_MODELS:
+        raise RegistryError(
+            f"the server runs MLflow {release[0]}, and compile-stage needs {_FIRST_WITH_LOGGED_MODELS}.0 or newer",
+            fix="upgrade the server (pip install --upgrade mlflow, then mlflow db upgrade); or copy the model (mlflow "
+            "artifacts download -u models:/NAME/VERSION -d FOLDER) and name it folder:FOLDER",
+            where=redacted(uri),
+        )
 
 
 def _demand_scheme(uri: str) -> None:

@@ -137,3 +137,27 @@ def test_a_file_of_certificates_that_is_not_there_is_named(
     problem, fix = refusal(f"https://127.0.0.1:{tls_port}", monkeypatch)
     assert f"there is no file of certificates at {tmp_path}/absent.pem" in problem
     assert "MLFLOW_TRACKING_SERVER_CERT_PATH" in fix
+
+
+def test_a_server_of_mlflow_2_is_said_to_be_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: after 50 s, "the registry can't be reached: the server knows no MLflow at this address", of a server that
+    had answered all calls but those for logged models, which MLflow 2 lacks."""
+
+    class Old(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"2.22.0" if self.path == "/version" else b"{}")
+
+        do_POST = do_GET  # noqa: N815 - called by this name
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Old) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        problem, fix = refusal(f"http://127.0.0.1:{server.server_port}", monkeypatch)
+        server.shutdown()
+    assert problem == "the server runs MLflow 2.22.0, and compile-stage needs 3.0 or newer"
+    assert "upgrade the server" in fix
+    assert "folder:FOLDER" in fix
