@@ -46,7 +46,7 @@ _FUSED_QUANTISED_OPS = (
 _WEIGHT_BYTES = 1024
 """A constant of at least so many bytes is a weight, no shape or axis that rewriting has to look into."""
 
-# int4 came with it, and ONNX Runtime 1.20, the oldest that we allow, reads it.
+# int4 came with it, and ONNX Runtime reads it from 1.20 on.
 IR_VERSION = 10
 
 
@@ -125,6 +125,7 @@ def raise_opset(model: ModelProto, version: int) -> Any:
         except (
             RuntimeError,
             ValueError,
+            IndexError,  # of an operator that the converter does not know, before onnx 1.20
             onnx.checker.ValidationError,
             onnx.version_converter.ConvertError,
         ) as error:

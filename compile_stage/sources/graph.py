@@ -23,7 +23,7 @@ ML_OPSET = 3
 """The newest operator sets that every backend of ours takes."""
 
 IR_VERSION = 10
-"""The newest file format that ONNX Runtime 1.20, the oldest that we allow, reads."""
+"""The newest file format that ONNX Runtime 1.20 reads; the oldest that we allow is 1.25."""
 
 EXTERNAL_DATA_ABOVE = onnx_weights.INLINE_LIMIT_BYTES
 """Bytes of weights above which they lie beside the file."""

@@ -243,7 +243,7 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
         _keep_meaning(converted, have)
         onnx.checker.check_model(converted)
-    except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
+    except (RuntimeError, ValueError, IndexError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
     if not _alike(graph.signature_of(converted), graph.signature_of(model)):  # a first Scan loses its batch
         return model, (

@@ -102,7 +102,13 @@ def _prepare(model: ModelProto, source: SourceModel) -> ModelProto:
     if missing and graph.opset(model) > NEWEST_OPSET:
         try:
             older = onnx.version_converter.convert_version(model, NEWEST_OPSET)
-        except (RuntimeError, ValueError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
+        except (
+            RuntimeError,
+            ValueError,
+            IndexError,
+            onnx.checker.ValidationError,
+            onnx.version_converter.ConvertError,
+        ):
             older = model
         if not (left := _unknown(older)):
             model, missing = older, left

@@ -12,6 +12,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from compile_stage.core import plugins
 
@@ -117,6 +119,32 @@ def test_every_direct_requirement_of_the_development_environments_is_pinned():
     }
     base = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     assert (used | base) - pinned == {"compile-stage"}
+
+
+RAISED_BY_OTHERS = {"click", "pydantic", "rich", "protobuf"}
+"""Of these, MLflow 3.5 and what it brings allow no lower version."""
+
+
+def test_the_lowest_versions_are_those_that_are_promised():
+    """Broken: a bound is raised or lowered, and CI goes on trying the old one: nobody knows whether what `pip install`
+    may choose works."""
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "requirements" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    )
+    extras = re.search(r"^LOWEST_EXTRAS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    requirements = {Requirement(one) for one in PROJECT["dependencies"]}
+    for extra in extras[1].split(","):
+        requirements |= {Requirement(one) for one in PROJECT["optional-dependencies"][extra]}
+    for requirement in requirements:
+        name = name_of(requirement.name)
+        if name in ("compile-stage", "torch"):
+            continue
+        assert Version(pinned[name]) in requirement.specifier, requirement
+        for bound in requirement.specifier:
+            if bound.operator == ">=" and name not in RAISED_BY_OTHERS:
+                assert Version(pinned[name]).release[:2] == Version(bound.version).release[:2], requirement
 
 
 def test_the_wheel_holds_all_that_the_package_needs(tmp_path):
