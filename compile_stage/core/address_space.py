@@ -1,4 +1,4 @@
-"""The limit on a process's addresses (`ulimit -v`), below which libraries fail in ways of their own, or hang."""
+"""Limits on a process's addresses (`ulimit -v`, `ulimit -d`), below which libraries fail in their own ways, or hang."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ _LITTLE_BYTES = 4_000_000_000
 
 def limit_bytes() -> int | None:
     """How many bytes of addresses a process may have; None without a limit, and where none is known."""
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
+    return min(_limits().values(), default=None)
 
 
 def said_in_mb(limit: int) -> str:
     """`a process may have 900 MB of addresses here (ulimit -v)`."""
-    return f"a process may have {limit / 1e6:,.0f} MB of addresses here (ulimit -v)"
+    return f"a process may have {limit / 1e6:,.0f} MB of addresses here ({option()})"
+
+
+def option() -> str:
+    """The shell's command for the lowest limit: `ulimit -v`, or `ulimit -d`, which counts what can be written."""
+    limits = _limits()
+    return min(limits, key=limits.__getitem__, default="ulimit -v")
+
+
+def _limits() -> dict[str, int]:
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return {}
+    found = {
+        "ulimit -v": resource.getrlimit(resource.RLIMIT_AS)[0],
+        "ulimit -d": resource.getrlimit(resource.RLIMIT_DATA)[0],
+    }
+    return {name: limit for name, limit in found.items() if limit != resource.RLIM_INFINITY}
 
 
 def warning() -> str:

@@ -126,7 +126,8 @@ def _without_memory(error: BaseException) -> UsageError | None:
         return UsageError(f"this process got no more memory: {said}", fix="free memory, or take a larger machine")
     return UsageError(
         f"{address_space.said_in_mb(limit)}, and that was too little: {said}",
-        fix="allow more (ulimit -v unlimited): libraries map more than they use. A control group limits what is used",
+        fix=f"allow more ({address_space.option()} unlimited): libraries map more than they use. A control group limits"
+        " what is used",
     )
 
 

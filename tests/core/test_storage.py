@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from compile_stage.core import address_space
 from compile_stage.core.errors import IntegrityError, RemovedError, SourceError, StorageError, UsageError
 from compile_stage.core.events import EventLog
 from compile_stage.core.storage import (
@@ -165,6 +166,15 @@ def test_memory_that_runs_out_in_the_stage_itself_is_no_bug(error: Exception, mo
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert explained(error).fix == "free memory, or take a larger machine"
     assert not isinstance(explained(ImportError("No module named 'x'")), UsageError)
+
+
+def test_a_limit_on_writable_memory_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: under `ulimit -d 300000` a run waits for ever, also after SIGTERM, and nothing has said why."""
+    resource = pytest.importorskip("resource", reason="limits of processes are POSIX's")
+    limits = {resource.RLIMIT_DATA: 300_000_000}
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits.get(of, resource.RLIM_INFINITY),) * 2)
+    assert "300 MB of addresses here (ulimit -d)" in address_space.warning()
+    assert "ulimit -d unlimited" in explained(MemoryError()).fix
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="file systems with owners")
