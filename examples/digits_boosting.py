@@ -55,6 +55,7 @@ def train_and_register(name: str = NAME, rounds: int = 40) -> str:
             name="model",
             signature=infer_signature(train_x, model.predict(train_x)),
             input_example=train_x.head(8),
+            serialization_format="skops",  # the default of newer MLflow alone; 3.11 would write a pickle
             skops_trusted_types=TRUSTED_TYPES,
             pip_requirements=[f"scikit-learn=={sklearn.__version__}"],
         ),

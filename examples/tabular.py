@@ -73,6 +73,7 @@ def _register(name: str, model: Any, train: Any, test: Any, metrics: dict[str, f
             name="model",
             signature=infer_signature(train_x, model.predict(train_x)),
             input_example=train_x.head(8),
+            serialization_format="skops",  # the default of newer MLflow alone; 3.11 would write a pickle
             skops_trusted_types=TRUSTED_TYPES,
             pip_requirements=[f"scikit-learn=={sklearn.__version__}"],
         ),
