@@ -43,8 +43,8 @@ test: .venv-dev/.installed
 LOWEST_EXTRAS := openvino,torch,sklearn,lightgbm,catboost,statsmodels,parquet,metrics
 LOWEST_TESTS := mlflow xgboost-cpu 'pytest>=9' pytest-timeout pytest-xdist hypothesis cyclonedx-python-lib polygraphy
 LOWEST_ARGS ?= tests/registry tests/precision tests/backends tests/serving
-# ONNX's own reference multiplies no bfloat16 in 1.21 and older, and 1.17 has not all test cases; ONNX Runtime 1.25 and
-# OpenVINO 2026.0 average otherwise over a window that ends behind the image, which a run's proof finds.
+# ONNX's own reference multiplies no bfloat16 in 1.21 and older, and 1.17 has not all test cases. Of an average over a
+# window that ends behind the image, ONNX Runtime 1.25 and OpenVINO 2026.0 answer differently.
 LOWEST_ARGS += --deselect tests/precision/test_halves.py::test_normalisation_and_softmax_stay_in_float32_in_bf16 \
 	--deselect 'tests/precision/test_halves.py::test_a_subgraph_is_left_alone_and_noted[bf16]' \
 	--deselect 'tests/precision/test_structure.py::test_a_lowered_graph_is_the_same_model[bf16]' \
