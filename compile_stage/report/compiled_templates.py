@@ -19,7 +19,7 @@ class CompiledTemplates(FileSystemBytecodeCache):
     does, and never in the stage's cache, which machines may share.
 
     Jinja compares the digest of a template's source, its own version and Python's. Where the folder can't be read or
-    written, or Python was told to write no bytecode, the templates are compiled anew.
+    written, or `PYTHONDONTWRITEBYTECODE` is set, the templates are compiled anew.
     """
 
     def __init__(self, templates: Traversable) -> None:

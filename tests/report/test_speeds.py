@@ -293,4 +293,6 @@ def test_a_target_without_a_winner_or_a_speedup_says_what_it_said(result: RunRes
     )
     others = tuple(won if one.job.id == won.job.id else one for one in target.candidates)
     unknown = dataclasses.replace(target, candidates=others)
-    assert without_speed(unknown) == unknown
+    said = without_speed(unknown)
+    assert said.winner is not None
+    assert (said.winner.reason, said.selection) == (won.reason, unknown.selection)
