@@ -26,7 +26,7 @@ from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_corrections import (
     last_step,
     refuse_calibration,
-    refuse_neighbours_in_gaps,
+    refuse_what_runs_nowhere,
     without_search,
 )
 from compile_stage.sources.sklearn_functions import refuse_functions
@@ -202,7 +202,7 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
         return reason
     if reason := refuse_targets(estimator) or refuse_thresholds(estimator):
         return reason
-    if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_neighbours_in_gaps(estimator):
+    if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_what_runs_nowhere(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
     from compile_stage.core.tensors import Array
 
+_FUNCTIONS, _OTHER_COUNTS = "functions that no backend has", "a graph that fails where rows differ in their neighbours"
+_RUNS_NOWHERE = {  # kind of step: what its graph is, and what to take instead
+    # They also fail for a row without any number.
+    "KNNImputer": (_FUNCTIONS, "use a SimpleImputer, or fill missing numbers in before the model"),
+    "GaussianProcessClassifier": (_FUNCTIONS, "use an SVC with probability=True, or a LogisticRegression"),
+    "RadiusNeighborsClassifier": (_OTHER_COUNTS, "use a KNeighborsClassifier"),
+    "RadiusNeighborsRegressor": (_OTHER_COUNTS, "use a KNeighborsRegressor"),
+}
 _SCALERS = ("StandardScaler", "RobustScaler", "MaxAbsScaler")
 
 
@@ -62,14 +70,12 @@ def refuse_calibration(estimator: Any) -> str | None:
     return None
 
 
-def refuse_neighbours_in_gaps(estimator: Any) -> str | None:
-    """The reason when a step fills missing numbers in from neighbours. skl2onnx writes functions of its own for it;
-    no backend has them, and they fail for a row without any number."""
-    if any(type(part).__name__ == "KNNImputer" for part in parts(estimator)):
-        return (
-            "skl2onnx converts its KNNImputer to functions that no backend has: use a SimpleImputer, or fill missing "
-            "numbers in before the model"
-        )
+def refuse_what_runs_nowhere(estimator: Any) -> str | None:
+    """The reason when skl2onnx's graph of a step runs in no backend."""
+    for part in parts(estimator):
+        if (found := _RUNS_NOWHERE.get(kind := type(part).__name__)) is not None:
+            wrong, advice = found
+            return f"skl2onnx converts its {kind} to {wrong}: {advice}"
     return None
 
 

@@ -39,6 +39,7 @@ from sklearn.ensemble import (
 )
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.frozen import FrozenEstimator
+from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.impute import KNNImputer, MissingIndicator, SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.mixture import GaussianMixture
@@ -51,7 +52,7 @@ from sklearn.model_selection import (
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor, RadiusNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import (
@@ -287,6 +288,8 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
         (CalibratedClassifierCV(FrozenEstimator(scaled(LinearSVC()).fit(X, Y))), "put the steps"),
         (scaled(OneVsRestClassifier(SVC())), "without probabilities"),
         (make_pipeline(KNNImputer(), LogisticRegression(max_iter=9)), "use a SimpleImputer"),
+        (scaled(RadiusNeighborsClassifier(9.0)), "use a KNeighborsClassifier"),
+        (scaled(GaussianProcessClassifier(optimizer=None)), "use an SVC"),
         (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of rows of the logged example differ"),
         (StackingClassifier([("a", scaled(SVC()))], passthrough=True, cv=2), "ONNX Runtime can't run"),
     ],
