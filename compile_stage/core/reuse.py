@@ -21,6 +21,7 @@ MADE = frozenset(
     (
         "signature",
         "inspect",
+        "refuse-model",
         "sample",
         "cover",
         "rewrite",

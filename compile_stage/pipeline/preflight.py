@@ -144,6 +144,7 @@ class _Checks:
                 "target": replace(own[0].target, name="", required=True, backends=(), precisions=()),
                 "backend": name,
                 "made_by": plugins.cache_identity("backends", name),
+                "hardware": self.context.hardware,
             }
             with suppress(WorkerError):  # a run says what is wrong with the backend
                 ask = partial(self._refuse, own[0], model, limits)
