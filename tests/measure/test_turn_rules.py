@@ -240,6 +240,15 @@ def test_few_calls_of_the_original_do_not_say_what_one_takes() -> None:
     assert "its clock is wrong" in refuse_turns(looped, many, 1)
 
 
+def test_calls_of_an_original_of_which_all_is_explained_cost_time_still() -> None:
+    """Broken: an original without a moment unexplained shows that a call costs nothing around it, and a candidate of a
+    thousand short calls is refused for the 8 microseconds around each of its own."""
+    calls = 1000
+    own = [replace(turn, wall_s=turn.claimed_s + calls * 8e-6) for turn in turns(calls=calls, latency_s=10e-6)]
+    explained = [replace(turn, wall_s=turn.claimed_s) for turn in turns(calls=10)]
+    assert refuse_turns(own, explained, 1) == ""
+
+
 def test_a_clock_is_checked_where_the_original_had_no_turn() -> None:
     """Broken: turns without turns of the original beside them would be believed, or end the measurement."""
     assert refuse_turns(turns(), [], 1) == ""
