@@ -15,6 +15,7 @@ from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 
 _MEASURES = ("p99_ms", "rates")
 """Of `serving`: where neither is given, nothing is measured under load."""
+_UNITS_S = {"minutes": 60, "seconds": 1}
 
 
 def unused_settings(tree: Node) -> Iterator[Problem]:
@@ -32,7 +33,8 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
         for unused in (_serving(tree, path), _approval(tree, path), _search(tree, path)):
             if unused is not None and is_own(unused.place):
                 yield unused
-    for unused in (*_tolerances(tree, names), *_elsewhere(tree, names), *_settings_search(tree, names)):
+    of_all = (*_tolerances(tree, names), *_elsewhere(tree, names), *_settings_search(tree, names), *_times(tree))
+    for unused in of_all:
         if is_own(unused.place):
             yield unused
 
@@ -130,6 +132,19 @@ def _settings_search(tree: Node, names: list[str]) -> Iterator[Problem]:
         wrong = "it changes nothing: no target says ladder: true, and only then settings of the runtime are searched"
         allowed = "say ladder: true in a target, or leave it out"
         yield Problem(minutes.place, "budget.search_minutes", wrong, allowed, code=Code.MISSING_KEY)
+
+
+def _times(tree: Node) -> Iterator[Problem]:
+    """Times of a part of the run that the whole run does not have: often seconds in the place of minutes."""
+    whole = tree.get("budget", "minutes")
+    for key, node in tree.items("budget"):
+        unit_s = _UNITS_S.get(key.rpartition("_")[2], 0)
+        if whole is None or key == "minutes" or not unit_s or node.place.is_shipped:
+            continue
+        if node.value * unit_s > whole.value * 60:
+            wrong = f"it is longer than the whole run, which has {whole.value:g} minutes (budget.minutes)"
+            allowed = f"at most {whole.value * 60 / unit_s:g}, or more budget.minutes"
+            yield Problem(node.place, show_path(("budget", key)), wrong, allowed, code=Code.WRONG_VALUE)
 
 
 def _elsewhere(tree: Node, names: list[str]) -> Iterator[Problem]:

@@ -41,6 +41,16 @@ UNUSED = {
         "p.yaml:5:26: budget.search_minutes: it changes nothing: no target says ladder: true, and only then settings "
         "of the runtime are searched; say ladder: true in a target, or leave it out",
     ),
+    "seconds in the place of minutes": (
+        T + "budget: {minutes: 20, measure_seconds: 1800}",
+        "p.yaml:5:40: budget.measure_seconds: it is longer than the whole run, which has 20 minutes (budget.minutes); "
+        "at most 1200, or more budget.minutes",
+    ),
+    "a worker's call that is longer than the run": (
+        T + "budget: {minutes: 2, job_minutes: 2.5}",
+        "p.yaml:5:35: budget.job_minutes: it is longer than the whole run, which has 2 minutes (budget.minutes); at "
+        "most 2, or more budget.minutes",
+    ),
     "elsewhere without a family": (
         T + "publish: {elsewhere: portable-fp32}",
         "p.yaml:5:22: publish.elsewhere: it changes nothing: no target is in a family, and only a version that holds "
@@ -69,6 +79,8 @@ def test_a_setting_that_changes_nothing_is_a_warning(write, text: str, message: 
         "targets: {t: {precisions: [int8]}}\nfallback: {mixed_precision: false}",
         T + "promote: {alias: prod, approval: release.approval}",
         "targets: {t: {family: f}}\npublish: {elsewhere: portable-fp32}",
+        T + "budget: {minutes: 1}",
+        T + "budget: {minutes: 20, measure_seconds: 1200}",
     ],
 )
 def test_what_is_heeded_is_no_warning(write, text: str) -> None:
@@ -79,6 +91,6 @@ def test_what_is_heeded_is_no_warning(write, text: str) -> None:
 def test_what_a_base_says_for_others_is_no_warning(write) -> None:
     """Broken: every policy of a team is warned of what the organisation's base says for all."""
     says = "promote: {approval: ok}\nserving: {seconds: 30}\npublish: {elsewhere: portable-fp32}\n"
-    base = write(says + "tolerances: {int8: {cosine: 0.9}}", "base.yaml")
-    team = write("extends: [base.yaml]\ntargets: {t: {precisions: [int8-dynamic]}}")
+    base = write(says + "budget: {job_minutes: 10}\ntolerances: {int8: {cosine: 0.9}}", "base.yaml")
+    team = write("extends: [base.yaml]\nbudget: {minutes: 3}\ntargets: {t: {precisions: [int8-dynamic]}}")
     assert warnings(base, today=TODAY) == warnings(team, today=TODAY) == []
