@@ -40,7 +40,7 @@ test: .venv-dev/.installed
 	PYTHONDONTWRITEBYTECODE= .venv-dev/bin/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # What speaks to MLflow and to the compilers. What older versions warn of is no error, as it is with the newest.
-LOWEST_EXTRAS := openvino,torch,sklearn,lightgbm,catboost,statsmodels,parquet,metrics
+LOWEST_EXTRAS := openvino,signing,torch,sklearn,lightgbm,catboost,statsmodels,parquet,metrics
 LOWEST_TESTS := mlflow xgboost-cpu 'pytest>=9' pytest-timeout pytest-xdist hypothesis cyclonedx-python-lib polygraphy
 LOWEST_ARGS ?= tests/registry tests/precision tests/backends tests/serving
 # ONNX's own reference multiplies no bfloat16 in 1.21 and older, and 1.17 has not all test cases. Of an average over a

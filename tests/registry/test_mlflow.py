@@ -1000,12 +1000,12 @@ def test_a_file_that_the_way_damaged_once_damages_no_version(
     first = registry.push(bundle, source, {})
     real, damaged = HttpArtifactRepository._download_file, list[str]()
 
-    def on_the_way(self: Any, remote: str, local: str) -> None:
-        real(self, remote, local)
-        if remote.endswith("manifest.json") and not damaged:
-            damaged.append(remote)
-            content = Path(local).read_bytes()
-            Path(local).write_bytes(content[: len(content) // 2] if how == "cut off" else b"?" + content[1:])
+    def on_the_way(self: Any, remote_file_path: str, local_path: str) -> None:
+        real(self, remote_file_path, local_path)
+        if remote_file_path.endswith("manifest.json") and not damaged:
+            damaged.append(remote_file_path)
+            content = Path(local_path).read_bytes()
+            Path(local_path).write_bytes(content[: len(content) // 2] if how == "cut off" else b"?" + content[1:])
 
     monkeypatch.setattr(HttpArtifactRepository, "_download_file", on_the_way)
     again = registry.push(bundle, source, {})
@@ -1032,12 +1032,12 @@ def test_a_source_that_arrives_cut_off_is_fetched_again(
         uri = f"runs:/{registry.resolve(uri, tmp_path / 'first').run_id}/{unique}"
     real, cut = HttpArtifactRepository._download_file, list[str]()
 
-    def on_the_way(self: Any, remote: str, local: str) -> None:
-        real(self, remote, local)
-        if remote.endswith("model.onnx") and (always or not cut):
-            cut.append(remote)
-            content = Path(local).read_bytes()
-            Path(local).write_bytes(content[: len(content) // 2])
+    def on_the_way(self: Any, remote_file_path: str, local_path: str) -> None:
+        real(self, remote_file_path, local_path)
+        if remote_file_path.endswith("model.onnx") and (always or not cut):
+            cut.append(remote_file_path)
+            content = Path(local_path).read_bytes()
+            Path(local_path).write_bytes(content[: len(content) // 2])
 
     monkeypatch.setattr(HttpArtifactRepository, "_download_file", on_the_way)
     if always:
@@ -1129,11 +1129,11 @@ def test_an_empty_answer_is_asked_for_again(
     registry.promote(receipt, "prod")
     real, emptied = rest_utils.verify_rest_response, list[str]()
 
-    def on_the_way(response: Any, endpoint: str, expected_status: int = 200) -> Any:
+    def on_the_way(response: Any, endpoint: str, *others: int) -> Any:  # MLflow 3.5 names no status
         if endpoint.endswith(asked) and (always or not emptied):
             emptied.append(endpoint)
             response._content = body
-        return real(response, endpoint, expected_status)
+        return real(response, endpoint, *others)
 
     monkeypatch.setattr(rest_utils, "verify_rest_response", on_the_way)
     monkeypatch.setattr("compile_stage.registry.mlflow_retries._PATIENCE_S", 0.1)
