@@ -72,8 +72,15 @@ def test_files_lie_beside_the_model(
 
 
 def test_what_a_dead_writer_left_is_cleared_away_and_never_seen(
-    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+    registry: FolderRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Broken: what a killed run left fills the disk, or counts as a version."""
+    # Threads that other tests of this process left waiting for a server keep the files that say who owns a folder.
+    monkeypatch.setattr("compile_stage.core.leftovers._left_alone", [])
     home = tmp_path / "models" / "compiled-models" / "net-compiled"
     (home / ".part-dead" / "model").mkdir(parents=True)
     assert registry.find(f"folder:{home}", make_bundle("x").key) is None
