@@ -253,11 +253,10 @@ def refuse_model(job: Any, model: Any) -> str | None:
 
 def compile_model(job: Any, model: Any, calibration: Any, into: str) -> Artifact:
     """The artifact of one job, in the folder `into`. Raises UsageError with the reason when it is refused."""
+    if (reason := refuse_model(job, model)) is not None:
+        raise UsageError(reason)
     asked, portable = revive(Job, job), revive(PortableModel, model)
     compiler = plugins.load("backends", asked.backend)
-    plugins.demand(compiler)
-    if (reason := compiler.refuse(portable, asked.target)) is not None:
-        raise UsageError(reason)
     samples = revive(SampleSet, calibration) if calibration else None
     built = compiler.compile(portable, asked.scheme, asked.target, asked.id, Path(into), calibration=samples)
     if not isinstance(built, Artifact):

@@ -134,10 +134,12 @@ class _Checks:
         """Why backends don't take the exported graph. It is the same for all precisions: each leaves the operators that
         it does not know as they are."""
         reasons: dict[str, str] = {}
-        model: PortableModel | None = None
-        for name in dict.fromkeys(job.backend for job in jobs if job.form == "onnx"):
-            own = [job for job in jobs if job.backend == name and job.form == "onnx"]
-            model = model or export(self.context, self.worker, self.source, target, jobs)
+        by_graph = [job for job in jobs if job.form == "onnx"]
+        if not by_graph:
+            return reasons
+        model = export(self.context, self.worker, self.source, target, jobs)
+        for name in dict.fromkeys(job.backend for job in by_graph):
+            own = [job for job in by_graph if job.backend == name]
             limits = WorkerLimits.within(self.budget, target.threads, plugins.interpreter_of(name))
             key = {
                 "model": model.digest,

@@ -145,7 +145,7 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
             progress.outcome = outcome_of(progress.targets)
             try:
                 _compare_predicts(progress, context, plan, PredictComparison(context, source_worker, plan))
-                if any(_is_contradicted(target) for target in progress.targets):
+                if any(target.contradiction for target in progress.targets):
                     _package(progress, context, plan, origin)  # once more: a manifest holds speedups too
             except GateError as error:  # what was packaged has a verdict that does not hold for it
                 _remove_packaged(progress)
@@ -314,14 +314,9 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
             loading = load_model_dir(context, bundle, where, limits, trust)
             found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
         target = replace(target, predict_speedup=found)
-        target = without_speed(target) if _is_contradicted(target) else target
+        target = without_speed(target) if target.contradiction else target
         _put(progress, target)  # first: the reports show by what it fails
         demand_speedup(target)
-
-
-def _is_contradicted(target: TargetResult) -> bool:
-    """Whether its winner's predict() shows that something slowed the baseline down."""
-    return target.predict_speedup is not None and bool(target.predict_speedup.contradiction)
 
 
 def _remove_packaged(progress: RunState) -> None:

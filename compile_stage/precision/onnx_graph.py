@@ -15,6 +15,7 @@ from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel, SampleSet
 from compile_stage.plugin_support import onnx_weights
+from compile_stage.plugin_support.opset_conversion import converter_errors
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -122,13 +123,7 @@ def raise_opset(model: ModelProto, version: int) -> Any:
         order = [tensor.name for tensor in model.graph.initializer]
         try:
             model = onnx.version_converter.convert_version(bare, version)
-        except (
-            RuntimeError,
-            ValueError,
-            IndexError,  # of an operator that the converter does not know, before onnx 1.20
-            onnx.checker.ValidationError,
-            onnx.version_converter.ConvertError,
-        ) as error:
+        except converter_errors() as error:
             reason = " ".join(str(error).split())[:300]
             raise UsageError(f"its operators could not be brought to opset {version}: {reason}") from error
         kept = [value for value in model.graph.input if value.name not in weights]

@@ -45,7 +45,7 @@ def payback(result: RunResult, target: TargetResult) -> Payback | None:
     own, base = summary.median_s(timing), _baseline_median(result, target)
     if winner is None or timing is None or own is None or base is None or not timing.stable:
         return None
-    if summary.contradiction_of(target):
+    if target.contradiction:
         return None
     saved = base - own
     calls = result.duration_s / saved if saved > 0 else None

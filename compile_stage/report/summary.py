@@ -101,7 +101,7 @@ def headline(result: RunResult) -> str:
             continue
         speed = winner_speed(result, target)
         through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
-        if contradicted := contradiction_of(target):
+        if contradicted := target.contradiction:
             through = f": {contradicted}; {_through_predict(target)}"
         what = f"{winner.job.backend} {winner.job.scheme.name}"
         parts.append(f"{name}: {what} selected{_under_waivers(winner)}{f', {speed}' if speed else ''}{through}")
@@ -117,7 +117,7 @@ def _under_waivers(winner: Candidate) -> str:
 def winner_speed(result: RunResult, target: TargetResult) -> str:
     """As `how_fast`, of the winner; `speedup in the runtime not known` where something slowed the baseline down."""
     winner = target.winner
-    if contradiction_of(target):
+    if target.contradiction:
         return "speedup in the runtime not known"
     timing = main_timing(target, winner.measurement) if winner is not None else None
     return how_fast(timing, main_timing(target, baseline_of(result, target)))
@@ -152,7 +152,7 @@ def speedup_text(timing: Timing | None, *, interval: bool = True) -> str:
 
 def row_speedup_text(target: TargetResult, row: Row, *, interval: bool = True) -> str:
     """As `speedup_text`, of a table's row; `not known` where something slowed the baseline down."""
-    if contradiction_of(target) and row.timing is not None:
+    if target.contradiction and row.timing is not None:
         return "not known"
     return speedup_text(row.timing, interval=interval)
 
@@ -171,7 +171,7 @@ def predict_text(target: TargetResult) -> str:
         return ""
     timing = main_timing(target, winner.measurement)
     runtime = "" if timing is None else f"{speedup_text(timing, interval=False)} in the runtime, "
-    if contradiction_of(target):
+    if target.contradiction:
         runtime = "speedup in the runtime not known, "
     if not _is_predict_measured(target):
         return f"{runtime}through predict() not measured: {found.reason}"
@@ -183,14 +183,9 @@ def predict_text(target: TargetResult) -> str:
         threads = target.policy.target.threads
         words += f", the original with one thread (with {threads} it took {numbers.duration(found.slowed_s)})"
     slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
-    if contradicted := contradiction_of(target):
+    if contradicted := target.contradiction:
         slower += f"; {contradicted}"
     return f"{runtime}{_through_predict(target)}{span}: {words}{slower}"
-
-
-def contradiction_of(target: TargetResult) -> str:
-    """Why no speedup over the target's baseline is to be shown; empty where there is no such reason."""
-    return target.predict_speedup.contradiction if target.predict_speedup is not None else ""
 
 
 def _is_predict_measured(target: TargetResult) -> bool:

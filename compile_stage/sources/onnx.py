@@ -14,6 +14,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, Profile, ShapeRange, SourceModel, Target
 from compile_stage.plugin_support import onnx_weights
+from compile_stage.plugin_support.opset_conversion import converter_errors
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
 
@@ -243,7 +244,7 @@ def _modern(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
         converted = onnx.version_converter.convert_version(model, graph.OPSET)
         _keep_meaning(converted, have)
         onnx.checker.check_model(converted)
-    except (RuntimeError, ValueError, IndexError, onnx.checker.ValidationError, onnx.version_converter.ConvertError):
+    except converter_errors():
         return model, (f"its operator set {have} could not be raised to {graph.OPSET}; some precisions may be refused",)
     if not _alike(graph.signature_of(converted), graph.signature_of(model)):  # a first Scan loses its batch
         return model, (

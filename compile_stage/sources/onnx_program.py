@@ -23,6 +23,7 @@ from compile_stage.core.errors import SourceError
 from compile_stage.core.records import PortableModel, ShapeRange, SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
+from compile_stage.plugin_support.opset_conversion import converter_errors
 from compile_stage.plugin_support.torch_programs import free_axes, tracing
 from compile_stage.sources import graph, torch_portable, torch_signature
 
@@ -102,13 +103,7 @@ def _prepare(model: ModelProto, source: SourceModel) -> ModelProto:
     if missing and graph.opset(model) > NEWEST_OPSET:
         try:
             older = onnx.version_converter.convert_version(model, NEWEST_OPSET)
-        except (
-            RuntimeError,
-            ValueError,
-            IndexError,
-            onnx.checker.ValidationError,
-            onnx.version_converter.ConvertError,
-        ):
+        except converter_errors():
             older = model
         if not (left := _unknown(older)):
             model, missing = older, left

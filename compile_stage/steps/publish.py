@@ -23,7 +23,7 @@ def publish(context: Context, source: SourceModel, target: TargetResult, files: 
     """
     if target.bundle is not None:
         bundle, winner = target.bundle, target.winner
-        if winner is not None and target.predict_speedup is not None and target.predict_speedup.contradiction:
+        if winner is not None and target.contradiction:
             bundle = without_speed(bundle, source, target.policy, winner)
         return replace(target, receipt=_push(context, source, bundle, files))
     pushed = (replace(one, receipt=_push(context, source, one.bundle, files)) for one in target.unvalidated)

@@ -267,7 +267,7 @@ def without_speed(target: TargetResult) -> TargetResult:
     said = _how_fast(timing) if timing is not None and timing.speedup is not None else None
     unknown = "how many times as fast as the original is not known (something slowed the baseline down)"
 
-    def told(reason: str) -> str:
+    def without_figure(reason: str) -> str:
         return reason if said is None else reason.replace(said, unknown)
 
     candidates = []
@@ -278,11 +278,11 @@ def without_speed(target: TargetResult) -> TargetResult:
             measurement=_without_ratios(one.measurement),
             verdict=_judged_by_predict(one.verdict, found if is_winner else None),
         )
-        candidates.append(replace(changed, reason=told(one.reason)) if is_winner else changed)
+        candidates.append(replace(changed, reason=without_figure(one.reason)) if is_winner else changed)
     selection = replace(
         target.selection,
-        reason=told(target.selection.reason),
-        reasons={job_id: told(reason) if job_id == winner.job.id else reason
+        reason=without_figure(target.selection.reason),
+        reasons={job_id: without_figure(reason) if job_id == winner.job.id else reason
                  for job_id, reason in target.selection.reasons.items()},
     )  # fmt: skip
     return replace(target, candidates=tuple(candidates), selection=selection)

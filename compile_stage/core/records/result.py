@@ -149,6 +149,11 @@ class TargetResult:
         return next((c for c in self.candidates if c.job.id == self.selection.winner), None)
 
     @property
+    def contradiction(self) -> str:
+        """Why no speedup over the baseline is to be shown; empty where there is no such reason."""
+        return self.predict_speedup.contradiction if self.predict_speedup is not None else ""
+
+    @property
     def measurement_notes(self) -> tuple[str, ...]:
         """What a reader should know of all its measurements, such as that the machine was busy."""
         return self.baseline.notes if self.baseline is not None else ()
