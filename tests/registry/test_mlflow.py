@@ -1129,11 +1129,11 @@ def test_an_empty_answer_is_asked_for_again(
     registry.promote(receipt, "prod")
     real, emptied = rest_utils.verify_rest_response, list[str]()
 
-    def on_the_way(response: Any, endpoint: str, *others: int) -> Any:  # MLflow 3.5 names no status
+    def on_the_way(response: Any, endpoint: str, **status: int) -> Any:  # MLflow 3.5 hands none on
         if endpoint.endswith(asked) and (always or not emptied):
             emptied.append(endpoint)
             response._content = body
-        return real(response, endpoint, *others)
+        return real(response, endpoint, **status)
 
     monkeypatch.setattr(rest_utils, "verify_rest_response", on_the_way)
     monkeypatch.setattr("compile_stage.registry.mlflow_retries._PATIENCE_S", 0.1)
