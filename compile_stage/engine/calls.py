@@ -71,6 +71,7 @@ from compile_stage.engine.serving_calls import (
 )
 from compile_stage.engine.token_calls import prompt_tokens, texts_of_tokens, written_by
 from compile_stage.serving.generation import opened_as_called
+from compile_stage.sources import pickles
 
 if TYPE_CHECKING:
     from compile_stage.measure.samples import FromModel
@@ -100,7 +101,9 @@ def inspect_source(source: Any, compliance: Any, into: str) -> dict[str, Any]:
     exporter = plugins.load("sources", model.flavor)
     if not plugins.has_toolchain(exporter):  # one that has reads files without its framework
         plugins.demand(exporter)
-    if (reason := exporter.refuse(model, revive(Compliance, compliance))) is not None:
+    allowed = revive(Compliance, compliance)
+    other_python = pickles.refuse_other_python(model) if allowed.allow_pickle else None
+    if (reason := other_python or exporter.refuse(model, allowed)) is not None:
         raise SourceError(reason, where=model.uri)
     return {
         "framework": exporter.framework,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,7 +189,10 @@ def _npz_rows(spec: DataSpec, path: Path, archive: zipfile.ZipFile, member: str)
 def _header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = _npy.read_magic(stream)
     read_header = _npy.read_array_header_1_0 if version == (1, 0) else _npy.read_array_header_2_0
-    shape, fortran, dtype = read_header(stream)
+    try:
+        shape, fortran, dtype = read_header(stream)
+    except TokenError as error:  # from NumPy with Python 3.12 and newer, where it says ValueError otherwise
+        raise ValueError(f"the header of an array is no header: {error.args[0]}") from error
     return tuple(shape), bool(fortran), dtype
 
 

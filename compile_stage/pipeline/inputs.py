@@ -179,12 +179,23 @@ def source_errors(source: SourceModel) -> Iterator[None]:
                 "short",
                 where=source.uri,
             ) from error
-        last = error.detail.strip().splitlines()[-1:] if error.kind == "crash" else []
+        last = _last_words(error.detail) if error.kind == "crash" else []
         raise SourceError(
             ": ".join(["the original model could not be exported, run or measured", error.problem, *last]),
             fix="load and run it in its own framework first; budget.job_minutes and job_memory_mb bound it here",
             where=source.uri,
         ) from error
+
+
+def _last_words(printed: str) -> list[str]:
+    """What a process that crashed printed last, if anything. Of a crash in native code Python prints its kind, where
+    every thread was, and a line of all extension modules: the kind, and the innermost place."""
+    lines = printed.strip().splitlines()
+    for at, line in enumerate(lines):
+        if line.startswith("Fatal Python error: "):
+            inner = next((each.strip() for each in lines[at:] if each.startswith("  File ")), "")
+            return [f"{line}, in {inner}" if inner else line]
+    return lines[-1:]
 
 
 @dataclass(frozen=True)

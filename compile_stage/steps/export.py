@@ -10,6 +10,7 @@ from typing import Any
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
+from compile_stage.core.environment import python_version
 from compile_stage.core.errors import IntegrityError, SourceError
 from compile_stage.core.file_trees import written_below
 from compile_stage.core.ports import Worker
@@ -42,6 +43,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "source": source.identity,
         "made_by": plugins.cache_identity("sources", source.flavor),
         "compliance": compliance,
+        "python": python_version() if compliance.allow_pickle else "",  # a pickle may hold bytecode
     }
     stored = context.cached(
         "inspect/15",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 import threading
@@ -464,6 +465,20 @@ def test_an_interpreter_that_can_not_be_run_is_no_fault_of_the_model(
     ):
         pass
     assert "toolchain remove" in caught.value.fix
+
+
+def test_an_original_that_crashes_is_named_with_the_place_where_it_did(engine: LocalEngine) -> None:
+    """Broken: the refusal's reason is the line of all extension modules, 2,800 characters with pandas loaded."""
+    with (
+        engine.worker("test", LIMITS) as worker,
+        pytest.raises(SourceError) as caught,
+        source_errors(factories.source()),
+    ):
+        worker.call("segfault")
+    assert re.search(
+        r"signal 11 \(SIGSEGV\): Fatal Python error: Segmentation fault, in File \".*\", line \d+ in \w+$",
+        caught.value.problem,
+    )
 
 
 def test_no_further_process_is_the_machines_limit(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
