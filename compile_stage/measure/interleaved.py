@@ -37,6 +37,7 @@ from compile_stage.core.records import (
 from compile_stage.measure import disturbance, speedups, stats, timing
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
+from compile_stage.measure.one_thread import may_be_held_up, time_on_one_thread
 from compile_stage.measure.participant import MEASURING_BYTES, Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
 from compile_stage.measure.request import MeasurementRequest
@@ -52,6 +53,7 @@ BASELINE = "baseline"
 """Name of the participant that all others are compared with."""
 
 _ROOM_BYTES = 500_000_000  # of a process beside a model's weights: packages, and what it computes with
+_ONE_THREAD_SHARE = 0.05  # of the time of a batch size
 _FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
 
 
@@ -149,6 +151,7 @@ class Interleaved:
         self._dropped: dict[str, tuple[Participant, str]] = {}
         self._left: dict[str, str] = {}  # the rounds of this batch size, since it is behind whom
         self._notes: dict[str, tuple[str, ...]] = {}
+        self._in_doubt_s: dict[int, float] = {}  # by batch size: for the baseline with one thread
         self._load = disturbance.Load()
         # A device's engine reads what everybody uses there (`compile_stage.devices`).
         self._usage_there: Callable[[], disturbance.Usage] | None = getattr(context.engine, "machine_usage", None)
@@ -275,6 +278,8 @@ class Interleaved:
             self._progress(f"batch {wanted.batch_size} is measured again, without who disturbed it")
             self.run(wanted)
             return
+        if may_be_held_up(self._target, self._turns(played.deciding)[BASELINE]):
+            self._in_doubt_s[wanted.batch_size] = _ONE_THREAD_SHARE * wanted.seconds
         for name, runner in self._runners.items():
             summary = self._summary(name, self._turns(played.deciding), wanted)
             runner.timings.append(replace(summary, disturbed=played.dropped))
@@ -431,6 +436,16 @@ class Interleaved:
     def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
         """Of those that are still in the rounds."""
         return {name: latencies(turns) for name, turns in self._turns(rounds).items() if name not in self._left}
+
+    def time_on_one_thread(self, source: SourceModel) -> None:
+        """The baseline with one thread, at the batch sizes at which its threads waited for cores. Its process is asked
+        nothing after that."""
+        if not self._in_doubt_s:
+            return
+        self._progress("timing the original with one thread")
+        base = self._runners[BASELINE]
+        alone = time_on_one_thread(base.worker, source, self._target, self._samples, self._in_doubt_s)
+        base.timings = [replace(known, one_thread_s=alone.get(known.batch_size, ())) for known in base.timings]
 
     def measurements(self) -> dict[str, Measurement]:
         """By participant. The baseline's notes tell of all of them."""

@@ -177,6 +177,10 @@ class ProcessStarts:
                 )
                 interleaved.run(rounds, leads)
                 leads = None
+            if isinstance(source := self.models[BASELINE], SourceModel) and not request.first_look:
+                began = time.monotonic()
+                interleaved.time_on_one_thread(source)
+                self.schedule.extend(time.monotonic() - began)
             self.schedule.extend(interleaved.overtime_s)
             self.failures.update(interleaved.failures)
             return interleaved.measurements()

@@ -295,6 +295,7 @@ def _joined(of_starts: Mapping[int, Measurement], index: int) -> Timing:
         cpu_s=tuple(seconds for timing in timings for seconds in timing.cpu_s),
         threads=round(stats.median([float(timing.threads) for timing in timings])),
         first_s=tuple(call for timing in timings for call in timing.first_s),
+        one_thread_s=tuple(turn for timing in timings for turn in timing.one_thread_s),
         processes=tuple(n for n, timing in zip(of_starts, timings, strict=True) for _ in timing.turns),
     )
 

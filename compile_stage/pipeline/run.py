@@ -50,7 +50,7 @@ from compile_stage.steps.benchmark import benchmark_successor
 from compile_stage.steps.export import inspect, predict_original
 from compile_stage.steps.package import family_key, package, package_family, remove_bundles
 from compile_stage.steps.plan import plan as expand
-from compile_stage.steps.predict import PredictComparison, demand_speedup
+from compile_stage.steps.predict import PredictComparison, contradicted, demand_speedup
 from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped, where_aliases_ended
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
@@ -298,8 +298,8 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
     """Each winner's predict() beside the original's: of what was packaged, before anybody has it.
 
     Raises:
-        GateError: One answers otherwise; or it shows that the baseline's latency is not the original's, and no
-            speedup that the policy asks for.
+        GateError: One answers otherwise; or it, or the baseline itself, shows that the baseline's latency is not the
+            original's, and no speedup that the policy asks for.
     """
     for target in progress.targets:
         bundle, winner = target.bundle, target.winner
@@ -307,13 +307,14 @@ def _compare_predicts(progress: RunState, context: Context, plan: Plan, comparis
             continue
         where, trust = target.policy.target, _demanded_trust(progress, plan)
         limits = WorkerLimits.within(plan.policy.budget, where.threads, plugins.interpreter_of(winner.artifact.backend))
+        found: PredictSpeedup | None
         if late := _late_for_predict(context, plan):
-            _put(progress, replace(target, predict_speedup=comparison.known(target) or PredictSpeedup(reason=late)))
-            continue
-        with ExitStack() as stack:
-            loading = load_model_dir(context, bundle, where, limits, trust)
-            found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
-        target = replace(target, predict_speedup=found)
+            found = comparison.known(target) or PredictSpeedup(reason=late)
+        else:
+            with ExitStack() as stack:
+                loading = load_model_dir(context, bundle, where, limits, trust)
+                found = comparison.known(target) or comparison.take(target, partial(stack.enter_context, loading))
+        target = replace(target, predict_speedup=contradicted(target, found))
         target = without_speed(target) if target.contradiction else target
         _put(progress, target)  # first: the reports show by what it fails
         demand_speedup(target)

@@ -6,7 +6,6 @@ A custom pyfunc is compared within its validation (`measure.whole_predict`), and
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from compile_stage.core.records import Candidate, Plan, PredictSpeedup, Target, 
 from compile_stage.core.sample_files import as_given
 from compile_stage.measure import speedups, stats
 from compile_stage.measure.gates import holds
+from compile_stage.measure.one_thread import THREADS_COST, held_up
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.whole_predict import SPEEDUP
 
@@ -33,9 +33,6 @@ PAIRS = 31
 _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
 _BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
 _MEASURE_AGAIN = "measure again with --remeasure on an idle machine"
-_THREADS_COST = 3.0
-"""With the target's threads the original takes so many times as long as with one: not what a synchronisation costs, but
-threads that wait for cores which others hold. 450 was seen where two cores had 15 busy processes."""
 _TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
@@ -94,7 +91,7 @@ class PredictComparison:
         except WorkerError as error:  # no result of the model's: not kept
             return PredictSpeedup(reason=error.problem)
         taken: PredictSpeedup = revive(PredictSpeedup, made.value)
-        return replace(taken, contradiction=contradiction(target, taken))
+        return taken
 
     def _measured(self, target: TargetResult, load: Callable[[], Worker]) -> PredictSpeedup:
         compliance, source = self.plan.policy.compliance, self.plan.source
@@ -183,7 +180,7 @@ class PredictComparison:
         with self.context.alone():
             alone_s = [self.source_worker.call("time_predict", one_thread=True) for _ in range(_FEWEST_PAIRS)]
         took_s = stats.median([pair[0] for pair in pairs])
-        return took_s if took_s > _THREADS_COST * stats.median(alone_s) else None
+        return took_s if took_s > THREADS_COST * stats.median(alone_s) else None
 
     def _take_turns(self, served: Worker, call_s: float, *, one_thread: bool = False) -> list[tuple[float, float]]:
         """Seconds of both, pair by pair; who begins alternates."""
@@ -219,19 +216,35 @@ def judge(pairs: list[tuple[float, float]], rows: int, given: str, seed: int) ->
     )
 
 
+def contradicted(target: TargetResult, found: PredictSpeedup | None) -> PredictSpeedup | None:
+    """The comparison with what shows that the baseline was slowed down, if anything does; it may be that nobody timed
+    predict()."""
+    known = found or PredictSpeedup(reason="budget.predict_seconds is 0")
+    said = contradiction(target, known)
+    return replace(known, contradiction=said) if said else found
+
+
 def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
-    """What the reports say where the baseline took longer than the original's whole predict() of as many rows, of which
-    it is a part: something held the baseline up, so that each speedup over it is too large. Empty where it did not.
+    """What the reports say where something held the baseline up, so that each speedup over it is too large: with one
+    thread it was far faster, or it took longer than the original's whole predict() of as many rows, of which it is a
+    part. Empty where neither is so.
 
     scikit-learn's predict() computes the label or the probabilities, and the baseline both: one of several outputs may
     be all that predict() computes. The texts that predict() is given may be shorter than the samples: of these the
     threads alone tell.
     """
-    winner = target.winner
+    winner, threads = target.winner, target.policy.target.threads
+    if target.baseline is not None and (waiting := held_up(target.baseline)) is not None:
+        slow, alone_s = waiting
+        return (
+            f"the baseline took {stats.median(slow.latency_s) * 1e3:.3g} ms with {threads} threads at batch "
+            f"{slow.batch_size}, and {alone_s * 1e3:.3g} ms with one: its threads waited for cores that other "
+            f"processes held, so that the speedups over it are too large; {_MEASURE_AGAIN}"
+        )
     base = target.baseline.timing(found.rows) if target.baseline is not None else None
     if base is None or not base.latency_s or found.original_s is None:
         return ""
-    threads, predict_ms = target.policy.target.threads, f"{found.original_s * 1e3:.3g} ms"
+    predict_ms = f"{found.original_s * 1e3:.3g} ms"
     slowed_ms = "" if found.slowed_s is None else f"{found.slowed_s * 1e3:.3g} ms"
     if base.new_tokens or found.given not in _TENSORS:
         if not slowed_ms:
@@ -267,11 +280,16 @@ def demand_speedup(target: TargetResult) -> None:
     check = next((c for c in winner.verdict.checks if c.gate.metric == "speedup" and c.waived is None), None)
     if check is None or (found.speedup is not None and holds(check.gate, found.speedup, found.interval)):
         return
-    low, high = found.interval or (0.0, math.inf)
+    through = f"its predict() was not timed ({found.reason})"
+    if found.interval is not None:
+        low, high = map(ratio_text, found.interval)
+        through = (
+            f"through predict() it is {low} to {high} times as fast as the original (95 % interval), which does not "
+            "show that it is"
+        )
     raise GateError(
         f"{winner.job.id} reaches min_speedup {check.gate.limit:g} by a baseline that can't be relied on: "
-        f"{found.contradiction.removesuffix(f'; {_MEASURE_AGAIN}')}. Through predict() it is {ratio_text(low)} to "
-        f"{ratio_text(high)} times as fast as the original (95 % interval), which does not show that it is",
+        f"{found.contradiction.removesuffix(f'; {_MEASURE_AGAIN}')}; and {through}",
         fix=_MEASURE_AGAIN,
     )
 

@@ -16,7 +16,7 @@ from compile_stage.core.errors import WorkerError
 from compile_stage.core.records import PredictSpeedup
 from compile_stage.engine import predict_calls
 from compile_stage.measure.predict_turns import PredictTurns, build_input
-from compile_stage.steps.predict import PredictComparison, judge
+from compile_stage.steps.predict import PredictComparison, contradicted, judge
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -163,8 +163,8 @@ def compared(
     )
     plan = SimpleNamespace(policy=policy, source=SimpleNamespace(flavor="onnx", identity=""))
     comparison: Any = PredictComparison(context, WorkerThatEnds(raises, alone_s, words), plan)  # type: ignore[arg-type]
-    found: PredictSpeedup | None = comparison.take(target, lambda: WorkerThatEnds({}))
-    return found
+    where_found: Any = target
+    return contradicted(where_found, comparison.take(where_found, lambda: WorkerThatEnds({})))
 
 
 @pytest.mark.parametrize("function", ["open_predict", "time_predict"])
@@ -202,7 +202,7 @@ def test_a_baseline_whose_threads_waited_is_found_out(
     held; or a baseline that was measured while the cores were free counts as slowed down too."""
     monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
     timing = SimpleNamespace(latency_s=[baseline_s] * 5, new_tokens=0)
-    found = compared({}, threads=2, alone_s=0.0002, baseline=SimpleNamespace(timing=lambda rows: timing))
+    found = compared({}, threads=2, alone_s=0.0002, baseline=SimpleNamespace(timing=lambda rows: timing, timings=()))
     assert found is not None
     assert bool(found.contradiction) == is_slowed
     assert not is_slowed or "0.2 ms with one thread (1 ms with 2 threads)" in found.contradiction
@@ -217,7 +217,7 @@ def test_threads_that_wait_tell_of_a_baseline_that_is_no_part_of_predict(
     baseline of texts longer than those of predict() counts as slowed down."""
     monkeypatch.setattr("compile_stage.steps.predict.baseline_target", lambda where: where)
     timing = SimpleNamespace(latency_s=[0.3] * 5, new_tokens=new_tokens)
-    found = compared({}, 2, alone_s, baseline=SimpleNamespace(timing=lambda rows: timing), words=words)
+    found = compared({}, 2, alone_s, baseline=SimpleNamespace(timing=lambda rows: timing, timings=()), words=words)
     assert found is not None
     assert bool(found.contradiction) == is_slowed
     assert not is_slowed or "took 1 ms with 2 threads, and 0.2 ms with one" in found.contradiction

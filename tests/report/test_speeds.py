@@ -21,7 +21,7 @@ from compile_stage.report.markdown import render_markdown
 from compile_stage.report.payback import payback
 from compile_stage.report.result import result_document
 from compile_stage.steps.package import timings
-from compile_stage.steps.predict import contradiction, demand_speedup
+from compile_stage.steps.predict import contradicted, contradiction, demand_speedup
 from compile_stage.steps.select import without_speed
 
 
@@ -262,8 +262,42 @@ def test_a_speedup_over_a_baseline_that_is_contradicted_passes_no_limit(result: 
     demand_speedup(asked_for(target, 2 * low, said=""))
     with pytest.raises(GateError, match=r"by a baseline that can't be relied on: the baseline took 52\.4 ms") as caught:
         demand_speedup(asked_for(target, 2 * low, said=said))
-    assert "Through predict() it is 1." in caught.value.problem
+    assert "through predict() it is 1." in caught.value.problem
     assert caught.value.fix == "measure again with --remeasure on an idle machine"
+
+
+def waiting_baseline(result: RunResult, threads_cost: float, **found: object) -> TargetResult:
+    """The first target, whose baseline took so many times as long as with one thread."""
+    target = slowed_baseline(result, 1, **found)
+    assert target.baseline is not None
+    timings = tuple(
+        dataclasses.replace(timing, one_thread_s=(timing.latency_s[0] / threads_cost,))
+        for timing in target.baseline.timings
+    )
+    return dataclasses.replace(target, baseline=dataclasses.replace(target.baseline, timings=timings))
+
+
+def test_a_baseline_whose_threads_waited_is_found_out_whatever_predict_shows(result: RunResult) -> None:
+    """Broken: a text model's baseline of 52 ms, 4 with one thread, beside a predict() of 15 ms that nothing slowed: the
+    report shows a speedup of hundreds, and `min_speedup` holds by it."""
+    target = waiting_baseline(result, 20, given="a list")
+    found = contradicted(target, target.predict_speedup)
+    assert found is not None
+    assert found.contradiction.startswith("the baseline took 2.62 ms with 2 threads at batch 1, and 0.131 ms with one")
+    for calm in (waiting_baseline(result, 2), slowed_baseline(result, 1)):
+        assert contradicted(calm, calm.predict_speedup) == calm.predict_speedup
+
+
+def test_a_baseline_whose_threads_waited_passes_no_limit_where_predict_was_not_timed(result: RunResult) -> None:
+    """Broken: with `budget.predict_seconds: 0` nothing is asked of the baseline, and `min_speedup` holds by it."""
+    target = waiting_baseline(result, 20)
+    found = contradicted(target, None)
+    assert found is not None
+    slowed = asked_for(target, 0.1, said=found.contradiction)
+    slowed = dataclasses.replace(slowed, predict_speedup=found)
+    with pytest.raises(GateError, match=r"predict\(\) was not timed \(budget\.predict_seconds is 0\)"):
+        demand_speedup(slowed)
+    assert contradicted(slowed_baseline(result, 1), None) is None
 
 
 @pytest.mark.parametrize(

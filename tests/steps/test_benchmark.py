@@ -41,10 +41,15 @@ class FakeWorker:
     def __init__(self, name: str, engine: FakeEngine) -> None:
         self._latency_s, self._engine = LATENCY_S[name.removeprefix("measure--")], engine
         self._name, self._cpu_s, self._calls = name.removeprefix("measure--"), 0.0, 0
+        self._threads, self._clock_s, self._waited_s = 0, 0.0, 0.0
 
     def call(self, function: str, /, **arguments: Any) -> Any:
         if function == "warm_up":
             return {"latency_s": self._latency_s}
+        if function == "open_source":
+            self._threads = arguments["target"].threads
+        if function == "quick_turn":
+            return [self._latency_s / (10 if self._threads == 1 and self._engine.waiting else 1)]
         if function == "prepare_turn":
             self._calls = arguments["calls"]
         if function == "time_turn" and self._name == self._engine.raising:
@@ -63,6 +68,8 @@ class FakeWorker:
         before, value = self._used(), self.call(function, **arguments)
         wall_s = sum(value) if function == "time_turn" else 0.0
         self._cpu_s += wall_s
+        self._clock_s += 2 * wall_s
+        self._waited_s += self._engine.waiting * wall_s
         return MeteredCall(value=value, wall_s=wall_s, before=before, after=self._used())
 
     def usage(self) -> WorkerUsage:
@@ -74,7 +81,8 @@ class FakeWorker:
         return WorkerMemory(peak_bytes=10**8)
 
     def _used(self) -> WorkerUsage:
-        return WorkerUsage(at_s=0.0, cpu_s=self._cpu_s, threads={"1:1": self._cpu_s}, waits={})
+        threads = {"1:1": self._cpu_s, "1:2": 0.0}
+        return WorkerUsage(at_s=self._clock_s, cpu_s=self._cpu_s, threads=threads, waits={"1:2": self._waited_s})
 
 
 class FakeEngine:
@@ -84,6 +92,7 @@ class FakeEngine:
     def __init__(self, noise: float) -> None:
         self.noise, self.turns = noise, 0
         self.spinning, self.spun_s = "", 0.0  # who keeps a core busy while the original is timed
+        self.waiting = 0.0  # threads of each model that wait for a core while it is timed; with one thread none does
         self.raising = ""  # whose timed calls fail, in a process that lives on
         self.here: set[str] = set()
         self.generator = np.random.default_rng(0)
@@ -151,6 +160,20 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
     assert engine.turns == turns
     assert again.measurements == first.measurements
     assert again.measurements[BASELINE].notes == ()
+
+
+@pytest.mark.parametrize(("waiting", "alone_s"), [(0.0, ()), (0.1, ()), (0.5, (LATENCY_S[BASELINE] / 10,) * 9)])
+def test_a_baseline_whose_threads_wait_for_cores_is_timed_with_one_too(
+    tmp_path: Path, waiting: float, alone_s: tuple[float, ...]
+) -> None:
+    """Broken: nobody learns that the original's threads only held it up; or a quiet machine loads it once more at each
+    start; or the calls with one thread count among those that are compared."""
+    engine = FakeEngine(noise=0.001)
+    engine.waiting = waiting
+    measured = measure(tmp_path, engine).measurements
+    assert measured[BASELINE].timings[0].one_thread_s == pytest.approx(alone_s)
+    assert measured["fast"].timings[0].one_thread_s == ()
+    assert measured["fast"].timings[0].speedup == pytest.approx(2, rel=0.02)
 
 
 @pytest.mark.parametrize(("noise", "starts", "said"), [(0.001, 3, 1.02), (0.02, 3, 1.04), (0.05, 5, 1.02)])

@@ -35,6 +35,8 @@ class Timing:
             the same batch: the time to the first token. Empty for any other.
         new_tokens: That each call of `latency_s` writes in each row of its batch, the first among them; 0 where it is
             no language model.
+        one_thread_s: Of a baseline whose threads waited for cores, seconds of a call with one thread, of each turn that
+            was made with it after the rounds; empty of any other.
     """
 
     latency_s: tuple[float, ...]
@@ -52,6 +54,7 @@ class Timing:
     threads: int = 0
     first_s: tuple[float, ...] = ()
     new_tokens: int = 0
+    one_thread_s: tuple[float, ...] = ()
 
     @property
     def token_s(self) -> tuple[float, ...]:
