@@ -166,7 +166,8 @@ class Interleaved:
     def enter(self, name: str, model: SourceModel | Artifact, limits: WorkerLimits) -> None:
         """Open the model in a fresh process, run it once at each batch size, and note load time and peak memory."""
         self._progress(f"loading {name}")
-        draft = self._drafts.of(model, self._target) if isinstance(model, Artifact) else None
+        target = self._request.baseline_target if name == BASELINE else self._target
+        draft = self._drafts.of(model, target) if isinstance(model, Artifact) else None
         try:
             if isinstance(model, Artifact):
                 self._demand_room(model)

@@ -51,9 +51,9 @@ class ProcessStarts:
         """Everybody once, and those who may win in as many new processes as there is time for."""
         with ExitStack() as stack, self.context.alone():
             drafts = Drafts(self.context.scratch, stack)
-            for model in self.models.values():
-                if isinstance(model, Artifact):
-                    drafts.of(model, self.request.target)  # now: later starts take none of this time
+            for name, model in self.models.items():
+                if isinstance(model, Artifact):  # now: later starts take none of this time
+                    drafts.of(model, self.request.baseline_target if name == BASELINE else self.request.target)
             starts = [self._start([], list(self.models), drafts)]
             again = [BASELINE, *contenders(starts[0], BASELINE)]
             self.schedule.limit(sum(self.load_s[name] for name in again))
@@ -152,7 +152,7 @@ class ProcessStarts:
     ) -> dict[str, Measurement]:
         """These in fresh processes, in turns at each batch size."""
         request, target, number = self.request, self.request.target, len(earlier)
-        limits = WorkerLimits.within(request.budget, target.threads)
+        limits = WorkerLimits.within(request.budget, max(target.threads, request.baseline_target.threads))
         with ExitStack() as stack:
             interleaved = Interleaved(self.context, request, stack, drafts)
             interleaved.shares = self.shares.setdefault(frozenset(members), {})

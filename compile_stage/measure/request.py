@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from compile_stage.core.records import Artifact, Budget, Gate, Measurement, SampleSet, Target, record
 from compile_stage.measure.rounds import OVERTIME
@@ -44,6 +45,7 @@ class MeasurementRequest:
         more: Where given, asked between the first start and the later ones, with what the first showed: artifacts that
             join the later starts, and the proof with theirs. They have one start less than the others.
         first_look: That pair is all that is wanted, and the baseline is the one to be slower than.
+        baseline_threads: Of a baseline that is an artifact with threads of its own; None for the target's.
         proof: What answers are compared with that are given while they are timed; who is not among its gates is not
             judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
             measurement before.
@@ -63,4 +65,10 @@ class MeasurementRequest:
     more: Callable[[Mapping[str, Measurement]], tuple[Mapping[str, Artifact], Proof | None]] | None = None
     each_time: bool = False
     first_look: bool = False
+    baseline_threads: int | None = None
     proof: Proof | None = None
+
+    @property
+    def baseline_target(self) -> Target:
+        """The target as the baseline is opened for it."""
+        return self.target if self.baseline_threads is None else replace(self.target, threads=self.baseline_threads)

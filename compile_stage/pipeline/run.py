@@ -388,13 +388,13 @@ def _promote_target(progress: RunState, context: Context, plan: Plan, target: Ta
     receipt = target.receipt
     demand_served(context, version, where, target.samples["validation"], limits, trust)
     for attempt in range(1, _PROMOTIONS + 1):
-        before, successor = incumbent(context, plan.source, receipt, alias, artifact), None
+        before, successor = incumbent(context, plan.source, receipt, alias, artifact, where.threads), None
         if before.newer:
             note = f"alias {alias!r} stays at {before.newer}, which is newer than {plan.source.uri}"
             return replace(target, receipt=replace(receipt, note=note))
         before = replace(before, lacking=lacking(plan.policy, target, before))
         try:
-            successor = benchmark_successor(context, plan.policy, target, artifact, before.artifact)
+            successor = benchmark_successor(context, plan.policy, target, artifact, before.artifact, before.threads)
         except (WorkerError, SourceError, UsageError, NothingCompiledError) as error:
             before = replace(
                 before, obstacle=f"what the alias points to now does not run on this run's samples ({error.problem})"

@@ -195,9 +195,17 @@ def _measured(candidate: Candidate, measured: Measured) -> Candidate:
 
 
 def benchmark_successor(
-    context: Context, policy: Policy, target_result: TargetResult, successor: Artifact, incumbent: Artifact | None
+    context: Context,
+    policy: Policy,
+    target_result: TargetResult,
+    successor: Artifact,
+    incumbent: Artifact | None,
+    incumbent_threads: int | None = None,
 ) -> Measurement | None:
     """What a target would ship, with `incumbent` as its baseline; None when there is nothing to compare.
+
+    Args:
+        incumbent_threads: With which it serves; None for the target's.
 
     Raises:
         CompileStageError: The incumbent can't be run on this run's samples.
@@ -217,6 +225,7 @@ def benchmark_successor(
         budget=policy.budget,
         seed=policy.data.seed,
         decided=decided,
+        baseline_threads=incumbent_threads,
     )
     results = benchmark(context, incumbent, {successor.job_id: successor}, request)
     return results.measurements.get(successor.job_id)
@@ -352,6 +361,7 @@ def _key(
         "batch_sizes": list(target.batch_sizes),
         "generation": target.generation,
         "threads": target.threads,
+        "baseline_threads": request.baseline_target.threads,
         "device": target.device,
         "seconds": request.budget.measure_seconds,
         "seed": request.seed,

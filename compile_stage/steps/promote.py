@@ -47,7 +47,8 @@ class Incumbent:
 
     Attributes:
         artifact: Its artifact, fetched and verified; None when the alias is free, or what it points to has the
-            successor's own files.
+            successor's own files, options and threads.
+        threads: With which that artifact serves; None when there is none.
         obstacle: Why it can't be compared with here; empty when it can.
         version: Of the registered model; empty when the alias is free.
         uri: Its address; empty when the alias is free.
@@ -59,6 +60,7 @@ class Incumbent:
     """
 
     artifact: Artifact | None = None
+    threads: int | None = None
     obstacle: str = ""
     version: str = ""
     uri: str = ""
@@ -187,24 +189,31 @@ def _mend(manifest: Mapping[str, Any]) -> str:
     return f"run the stage again{renewed}"
 
 
-def incumbent(context: Context, source: SourceModel, receipt: Receipt, alias: str, successor: Artifact) -> Incumbent:
-    """Fetch what the alias points to now, so that it can be measured against its successor."""
+def incumbent(
+    context: Context, source: SourceModel, receipt: Receipt, alias: str, successor: Artifact, threads: int
+) -> Incumbent:
+    """Fetch what the alias points to now, so that it can be measured against its successor.
+
+    Args:
+        threads: With which the successor serves.
+    """
     registry = plugins.load("registries", source.registry)
     current = registry.current(receipt.name, alias)
     if current is None or current.version == receipt.version:
         return Incumbent(version=current.version if current else "")
-    return replace(_look_at(context, source, current, successor), version=current.version, uri=current.uri)
+    return replace(_look_at(context, source, current, successor, threads), version=current.version, uri=current.uri)
 
 
 def published_now(
     context: Context, source: SourceModel, name: str, alias: str, successor: Artifact
 ) -> tuple[FetchedVersion | None, str]:
     """What an alias of a registered model points to now, fetched, for a comparison beside what would replace it; or
-    None and why, empty where the alias is free or points to the successor's own files."""
+    None and why, empty where the alias is free or points to the successor's own files. Both are served with as many
+    threads."""
     current = plugins.load("registries", source.registry).current(name, alias)
     if current is None:
         return None, ""
-    found = _look_at(context, source, current, successor)
+    found = _look_at(context, source, current, successor, None)
     if found.artifact is None:
         return None, found.obstacle or (f"{alias!r} points to {found.newer}" if found.newer else "")
     if check_integrity(found.path).get("signature_required"):
@@ -212,7 +221,9 @@ def published_now(
     return FetchedVersion(uri=current.uri, path=found.path, artifact=found.artifact), ""
 
 
-def _look_at(context: Context, source: SourceModel, current: Receipt, successor: Artifact) -> Incumbent:
+def _look_at(
+    context: Context, source: SourceModel, current: Receipt, successor: Artifact, threads: int | None
+) -> Incumbent:
     registry = plugins.load("registries", source.registry)
     try:
         folder = registry.fetch(current.uri, Path(tempfile.mkdtemp(dir=context.scratch)) / "incumbent")
@@ -225,7 +236,7 @@ def _look_at(context: Context, source: SourceModel, current: Receipt, successor:
         return Incumbent(obstacle=f"{current.uri} can't be had: {error.problem}")
     proven = proven_targets(whole, folder) if holds_variants(whole) else ()
     manifest = for_machine(whole, folder, context.hardware)
-    return replace(_comparable(context, source, current, successor, (folder, manifest)), proven=proven)
+    return replace(_comparable(context, source, current, successor, threads, (folder, manifest)), proven=proven)
 
 
 def _comparable(
@@ -233,6 +244,7 @@ def _comparable(
     source: SourceModel,
     current: Receipt,
     successor: Artifact,
+    threads: int | None,
     fetched: tuple[Path, Mapping[str, Any]],
 ) -> Incumbent:
     folder, manifest = fetched
@@ -252,12 +264,14 @@ def _comparable(
             obstacle=f"{current.uri} was measured on {' and '.join(sorted(there))}, and this machine is "
             f"{context.hardware.fingerprint}"
         )
+    served_with = int(manifest.get("threads", 1))
     same = (artifact.digest, artifact.options) == (successor.digest, successor.options)
+    same = same and threads in (None, served_with)
     if same and artifact.backend == successor.backend:  # two may run the same graph
         return Incumbent()
     if (absent := plugins.missing(plugins.load("backends", artifact.backend))) is not None:
         return Incumbent(obstacle=f"{current.uri} can't run here: {absent}")
-    return Incumbent(artifact=artifact, path=str(folder))
+    return Incumbent(artifact=artifact, threads=served_with, path=str(folder))
 
 
 def newer_source(manifest: Mapping[str, Any], source: SourceModel) -> str | None:
@@ -317,6 +331,8 @@ def _refuse_slower(
     receipt: Receipt, alias: str, before: Incumbent, successor: Measurement | None, policy: TargetPolicy
 ) -> None:
     max_slowdown, old = policy.promote.max_slowdown, before.uri or "what the alias points to"
+    if before.threads not in (None, policy.target.threads):
+        old += f" with its {before.threads} thread{'' if before.threads == 1 else 's'} ({policy.target.threads} here)"
     for batch_size in policy.target.batch_sizes:
         timing = successor.timing(batch_size) if successor else None
         if timing is None or timing.speedup_interval is None:

@@ -20,13 +20,14 @@ from factories import artifact, passed, run_context, source
 
 from compile_stage.core.errors import WorkerError
 from compile_stage.core.ports import MeteredCall, WorkerLimits, WorkerMemory, WorkerUsage
-from compile_stage.core.records import Budget, Gate, Measurement, SampleSet, Target, Timing
+from compile_stage.core.records import Artifact, Budget, Gate, Measurement, SampleSet, Target, Timing
 from compile_stage.measure import disturbance, interleaved, restarts, rounds, speedups
 from compile_stage.measure.leaving import gates_hold
 from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import Schedule
 from compile_stage.measure.timed_answers import AnswerLog, Proof
+from compile_stage.serving.manifest import read_manifest
 from compile_stage.steps.benchmark import BASELINE, CandidatesRequest, Measured, _Joined, are_decided, benchmark
 
 SAMPLES = SampleSet(path="", digest="d", count=100, real=True, source="")
@@ -46,6 +47,8 @@ class FakeWorker:
     def call(self, function: str, /, **arguments: Any) -> Any:
         if function == "warm_up":
             return {"latency_s": self._latency_s}
+        if function == "open_served":
+            self._engine.opened_with[self._name] = read_manifest(arguments["model"]["path"])["threads"]
         if function == "open_source":
             self._threads = arguments["target"].threads
         if function == "quick_turn":
@@ -92,6 +95,7 @@ class FakeEngine:
     def __init__(self, noise: float) -> None:
         self.noise, self.turns = noise, 0
         self.spinning, self.spun_s = "", 0.0  # who keeps a core busy while the original is timed
+        self.opened_with: dict[str, int] = {}  # threads, by whose published form was opened
         self.waiting = 0.0  # threads of each model that wait for a core while it is timed; with one thread none does
         self.raising = ""  # whose timed calls fail, in a process that lives on
         self.here: set[str] = set()
@@ -112,7 +116,13 @@ class FakeEngine:
 
 
 def measure(
-    tmp_path: Path, engine: FakeEngine, *, remeasure: bool = False, seconds: float = 5, **asked: Any
+    tmp_path: Path,
+    engine: FakeEngine,
+    *,
+    remeasure: bool = False,
+    seconds: float = 5,
+    baseline: Artifact | None = None,
+    **asked: Any,
 ) -> Measured:
     context = run_context(tmp_path, engine, remeasure=remeasure)
     compiled = tmp_path / "compiled"
@@ -121,7 +131,7 @@ def measure(
     fast = {"fast": artifact(job_id="fast", path=str(compiled))}
     budget = Budget(measure_seconds=seconds)
     request = MeasurementRequest(label="cpu", samples=SAMPLES, target=TARGET, budget=budget, seed=0, **asked)
-    return benchmark(context, source(), fast, request)
+    return benchmark(context, baseline or source(), fast, request)
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +170,18 @@ def test_a_quiet_measurement_is_stable_kept_and_explained_by_its_medians(tmp_pat
     assert engine.turns == turns
     assert again.measurements == first.measurements
     assert again.measurements[BASELINE].notes == ()
+
+
+def test_what_would_be_replaced_is_measured_with_the_threads_that_it_serves_with(tmp_path: Path) -> None:
+    """Broken: a version for one thread is compared with one for four at one thread each, and the alias moves to a
+    slower one."""
+    engine = FakeEngine(noise=0.001)
+    path = tmp_path / "old"
+    path.mkdir()
+    (path / "model.onnx").write_text("any")
+    old = artifact(job_id="old", path=str(path))
+    measure(tmp_path, engine, baseline=old, baseline_threads=4)
+    assert engine.opened_with == {BASELINE: 4, "fast": TARGET.threads}
 
 
 @pytest.mark.parametrize(("waiting", "alone_s"), [(0.0, ()), (0.1, ()), (0.5, (LATENCY_S[BASELINE] / 10,) * 9)])

@@ -304,6 +304,7 @@ def look_at(tmp_path: Path) -> Looked:
         successor: Artifact | None = None,
         machine: str = "",
         backend: str = "",
+        threads: int | None = None,
         **fields: Any,
     ) -> Incumbent:
         model = Path(tempfile.mkdtemp(dir=tmp_path)) / "saved"
@@ -320,7 +321,7 @@ def look_at(tmp_path: Path) -> Looked:
         context = replace(factories.run_context(tmp_path), hardware=here)
         current = Receipt(uri="models:/m-compiled/1", name="m-compiled", version="1", digest="sha256:1", created=False)
         other = artifact(digest="sha256:new")
-        return _comparable(context, source(uri="models:/m/1"), current, successor or other, (path, manifest))
+        return _comparable(context, source(uri="models:/m/1"), current, successor or other, threads, (path, manifest))
 
     return look
 
@@ -354,6 +355,24 @@ def test_the_same_files_with_the_same_options_need_no_comparison(look_at: Looked
     assert look_at(successor=old) == Incumbent()
     assert look_at(successor=replace(old, options={"threads": 2})).artifact is not None
     assert look_at(successor=replace(old, backend="onnxruntime-openvino")).artifact is not None
+
+
+def test_the_same_files_with_other_threads_are_compared_with_those_that_serve(look_at: Looked) -> None:
+    """Broken: a version for one thread takes the place of one for four, and nobody measures that it is slower."""
+    old = look_at().artifact
+    assert old is not None
+    assert look_at(successor=old, threads=1) == Incumbent()
+    found = look_at(successor=old, threads=4)
+    assert found.artifact is not None
+    assert found.threads == 1
+
+
+def test_fewer_threads_are_named_where_they_make_it_slower() -> None:
+    """Broken: a version is said to be slower than another, and nobody learns that it has fewer threads."""
+    before = Incumbent(artifact=artifact(digest="sha256:old"), threads=8, uri="models:/m-compiled/1")
+    slower = measurement(timings=(timing(1, 0.5, 0.55), timing(8, 0.5, 0.55)))
+    with pytest.raises(GateError, match=r"times that of models:/m-compiled/1 with its 8 threads \(1 here\)"):
+        promote(SimpleNamespace(), source(), TARGET, "prod", before, slower)  # type: ignore[arg-type]
 
 
 def test_what_cannot_run_here_or_is_newer_keeps_the_alias(look_at: Looked) -> None:

@@ -206,8 +206,11 @@ def test_what_an_alias_points_to_is_compared_with_what_follows_it(
     same = artifact(digest=flavor.read_manifest(first.bundle.path)["artifact"]["digest"]) if first.bundle else None
     assert same is not None
 
+    served = flavor.read_manifest(first.bundle.path)["threads"] if first.bundle else 0
+
     def now(**changed: Any) -> Incumbent:
         given = {"context": context, "source": ours, "receipt": second, "alias": "prod", "successor": successor}
+        given["threads"] = served
         return incumbent(**{**given, **changed})
 
     found = now()
@@ -217,6 +220,7 @@ def test_what_an_alias_points_to_is_compared_with_what_follows_it(
     assert now(receipt=first.receipt) == Incumbent(version="1")
     assert now(successor=same).artifact is None
     assert now(successor=replace(same, options={"threads": 2})).artifact is not None
+    assert now(successor=same, threads=served + 1).artifact is not None
     older = replace(ours, uri=ours.uri.removesuffix("3") + "2")
     assert now(source=older).newer == f"{first.receipt.uri}, made from {ours.uri}"
     assert now(source=older).artifact is None
