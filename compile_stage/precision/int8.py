@@ -23,21 +23,25 @@ from compile_stage.core.generation import has_cache
 from compile_stage.core.parallel import granted_threads
 from compile_stage.core.ports import Lowering
 from compile_stage.core.records import PortableModel, SampleSet, Scheme
+from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision import block_weights, dynamic
 from compile_stage.precision.blocks import round_to_bytes
 from compile_stage.precision.onnx_graph import (
     QUANTISED_OPS,
     finish,
     map_kept,
+    name_nodes,
     read_batches,
     refuse_form,
     refuse_without,
     simplify,
+    write_graph,
 )
 from compile_stage.precision.qdq import WEIGHTED
 from compile_stage.precision.ranges import METHODS
 from compile_stage.precision.static import Settings, quantise
 from compile_stage.precision.tables import round_tables, say_tables
+from compile_stage.precision.widening import WIDENED, has_float16_weights, widen_float16
 from compile_stage.precision.wiring import has_subgraph
 
 NEEDS_SAMPLES = "int8 needs calibration samples: set data.calibration in the policy"
@@ -93,13 +97,13 @@ class StaticInt8(Lowering):
             raise UsageError(reason)
         samples = calibration
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch:
-            simple = simplify(Path(model.path), Path(scratch))
-            _demand_float32(simple)
-            kept = map_kept(Path(model.path), simple, keep)
+            source, notes = _in_float32(model, Path(scratch))
+            simple = simplify(source, Path(scratch))
+            kept = map_kept(source, simple, keep)
             graph, done = quantise(
                 simple, _settings(scheme, kept), lambda: read_batches(model, samples), granted_threads()
             )
-            notes = [f"calibrated on {calibration.count} samples", *done]
+            notes += [f"calibrated on {calibration.count} samples", *done]
             if any(map(has_subgraph, graph.graph.node)):
                 notes.append("what is inside of If, Loop and Scan stays in fp32")
             return _finish(graph, model, into, scheme, kept, notes)
@@ -180,9 +184,9 @@ class DynamicInt8(Lowering):
             if not isinstance(lowered, str):
                 return lowered
         with tempfile.TemporaryDirectory(prefix="compile-stage-") as scratch, _quiet():
-            simple = simplify(Path(model.path), Path(scratch))
-            _demand_float32(simple)
-            kept = map_kept(Path(model.path), simple, keep)
+            source, notes = _in_float32(model, Path(scratch))
+            simple = simplify(source, Path(scratch))
+            kept = map_kept(source, simple, keep)
             graph = dynamic.quantise(
                 simple,
                 list(scheme.ops) or list(dynamic.OPS),
@@ -190,7 +194,6 @@ class DynamicInt8(Lowering):
                 per_channel=scheme.per_channel,
                 levels=_levels(scheme),
             )
-            notes = []
             if (
                 scheme.options.get("tables", True)
                 and _count_quantised(graph)
@@ -217,14 +220,15 @@ def _finish(
     return finish(graph, model, into, scheme.precision, kept=kept, notes=notes)
 
 
-def _demand_float32(simple: Path) -> None:
-    """Raise UsageError where all weights are float16: what quantises them reads float32."""
-    import onnx
-
-    graph = onnx.load(str(simple), load_external_data=False).graph
-    types = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) > 1}
-    if onnx.TensorProto.FLOAT16 in types and onnx.TensorProto.FLOAT not in types:
-        raise UsageError("nothing was quantised: its weights are float16", fix="log the model with float32 weights")
+def _in_float32(model: PortableModel, scratch: Path) -> tuple[Path, list[str]]:
+    """The graph, and what to say of it: of one with weights in float16 a copy in float32, which is what quantises
+    reads."""
+    graph = onnx_weights.load(model.path)
+    if not has_float16_weights(graph):
+        return Path(model.path), []
+    name_nodes(graph.graph)
+    widen_float16(graph)
+    return write_graph(graph, scratch, "wide.onnx"), [WIDENED]
 
 
 def _count_quantised(graph: Any) -> int:

@@ -17,6 +17,7 @@ from compile_stage.core.errors import UsageError
 from compile_stage.core.records import PortableModel
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.precision.onnx_graph import QUANTISED_OPS, finish, name_nodes, raise_opset, read_opset
+from compile_stage.precision.widening import WIDENED, widen_float16
 from compile_stage.precision.wiring import copy_message, free_name, has_subgraph, reads, replace_nodes
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def load_pair(model: PortableModel, lowered: PortableModel) -> tuple[ModelProto,
     source, twin = onnx_weights.load(model.path), onnx_weights.load(lowered.path)
     source = raise_opset(source, read_opset(twin))
     name_nodes(source.graph)
+    if WIDENED in lowered.notes:
+        widen_float16(source)
     known = {entry.domain for entry in twin.opset_import}
     twin.opset_import.extend(entry for entry in source.opset_import if entry.domain not in known)
     return source, twin

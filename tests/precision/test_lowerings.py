@@ -203,18 +203,6 @@ def test_scheme_decides_types_and_ops(conv: Any, tmp_path: Path) -> None:
     assert weights[gemm.input[1]].data_type == TensorProto.FLOAT
 
 
-@pytest.mark.parametrize(
-    ("lowering", "scheme"), [(StaticInt8(), U8), (DynamicInt8(), DYNAMIC)], ids=["static", "dynamic"]
-)
-def test_weights_in_float16_are_named_as_the_reason(lowering: Any, scheme: Any, conv: Any, tmp_path: Path) -> None:
-    """Broken: "no operator has weights" was said of a model that was logged in float16."""
-    model, samples = conv
-    half = replace(Float16().lower(model, FP16, samples, (), tmp_path / "half"), precision="fp32")
-    with pytest.raises(UsageError, match="its weights are float16") as raised:
-        lowering.lower(half, scheme, samples, (), tmp_path / "out")
-    assert "float32" in str(raised.value.fix)
-
-
 def test_overflow_stays_in_float32(tmp_path: Path) -> None:
     """Two neighbours past float16's range stay in float32 and hand their values on in float32."""
     g = models.Graph()
