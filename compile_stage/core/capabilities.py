@@ -134,8 +134,8 @@ class SourceCapabilities(Capabilities):
         asked_on_one_thread: What its models answer is asked for on one thread, since threads of their libraries meet
             after each tree: on a busy machine a row takes 3 to 25 times as long on two. They are measured on the
             target's threads all the same.
-        planned_by_graph: Its models are exported to ONNX within seconds, and hold operators that few runtimes have
-            (ai.onnx.ml), so that a plan exports them, and asks each backend whether it takes the graph.
+        planned_by_graph: Its models are ONNX, or are exported to it within seconds, and may hold operators that few
+            runtimes have (ai.onnx.ml), so that a plan exports them, and asks each backend whether it takes the graph.
     """
 
     forms: tuple[str, ...] = ("onnx",)

@@ -56,6 +56,7 @@ class OnnxSource(Exporter):
         devices=tuple(_PROVIDERS),
         program_requires=("torch", "onnx2torch"),
         program_extra="onnx2torch",
+        planned_by_graph=True,
         profiler="compile_stage.sources.onnx:profile_source",
     )
 

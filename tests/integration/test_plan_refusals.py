@@ -324,3 +324,33 @@ def test_a_plan_says_which_backend_does_not_take_the_graph_of_a_classifier(tmp_p
     several = api.plan(f"folder:{tmp_path / 'm'}", policy, sets=["targets.cpu.backends=[onnxruntime, openvino]"])
     assert {job.backend for job in several.jobs} == {"onnxruntime"}
     assert several.exit_code == 0
+
+
+def test_a_plan_says_which_backend_does_not_take_an_onnx_graph(tmp_path: Path) -> None:
+    """Broken: `plan` promised a job of OpenVINO for an ONNX model with an operator of ai.onnx.ml, and the run refused
+    it after the samples had been read and the original asked."""
+    mlflow_onnx = pytest.importorskip("mlflow.onnx")
+    from mlflow.models import infer_signature
+    from onnx import TensorProto, helper
+
+    rows = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    node = helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.5], scale=[2.0])
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])],
+    )
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=9)
+    mlflow_onnx.save_model(model, tmp_path / "m", signature=infer_signature(rows, rows), input_example=rows)
+    policy = tmp_path / "p.yaml"
+    policy.write_text(
+        f"{HEAD}owner: o\ndata: {{validation: {{source: input_example}}}}\n"
+        "targets: {cpu: {device: cpu, backends: [onnxruntime, openvino], precisions: [fp32], threads: 1}}\n"
+        f"{FAST}\n"
+    )
+    plan = api.plan(f"folder:{tmp_path / 'm'}", policy)
+    assert {job.backend for job in plan.jobs} == {"onnxruntime"}
+    assert [one.reason for one in plan.refused if "ai.onnx.ml.Scaler" in one.reason]
+    assert plan.exit_code == 0
