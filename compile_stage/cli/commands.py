@@ -143,7 +143,7 @@ def run(
     if warning := address_space.warning():
         click.echo(f"warning: {warning}", err=True)
     results: list[RunResult] = []
-    log = json_log(verbose) if log_format == "json" else display(as_json, quiet, verbose, errors_too=False)
+    log = json_log(verbose) if log_format == "json" else display(as_json, quiet, verbose)
     with log as shown:
         try:
             result = api.run(

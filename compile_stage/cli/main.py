@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from compile_stage.cli.commands import cli
-from compile_stage.cli.output import outlive_reader, print_error
+from compile_stage.cli.output import outlive_reader, print_error, print_json_error
 from compile_stage.core import errors
 from compile_stage.core.ending import ending_signals
 from compile_stage.core.error_codes import Code
@@ -64,10 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         signal.signal(number, _terminate)
     _fill_closed_streams()
     sys.stdout, sys.stderr = outlive_reader(sys.stdout), outlive_reader(sys.stderr)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if (asked := os.environ.get(COMPLETION_VARIABLE)) is not None:
             sys.exit(complete(asked))
-        words = list(sys.argv[1:] if arguments is None else arguments)
         _demand_readable_names(words)
         # Not `cli.main`: it ends with 1, which is none of our codes, when the reader of `--help` has gone.
         with cli.make_context("compile-stage", words) as context:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.exceptions.Exit as leave:
         code = leave.exit_code
     except click.ClickException as error:
-        _print_usage(error)
+        _print_usage(error, words)
         code = errors.EXIT_USAGE
     except KeyboardInterrupt:
         click.echo("\ninterrupted: kept what is finished; run again to resume", err=True)
@@ -126,14 +126,17 @@ def complete(instruction: str) -> int:
     return errors.EXIT_USAGE
 
 
-def _print_usage(error: click.ClickException) -> None:
+def _print_usage(error: click.ClickException, words: Sequence[str]) -> None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return
-    click.echo(f"error: {error.format_message()} [{Code.USAGE}]", err=True)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "compile-stage"
-    click.echo(f"fix: {command} --help", err=True)
+    usage = errors.UsageError(error.format_message(), fix=f"{command} --help")
+    print_error(usage)
+    # The option is not parsed yet where another one is wrong.
+    if "--json" in words and context and any(one.name == "as_json" for one in context.command.params):
+        print_json_error(usage)
 
 
 def _save_traceback(error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from compile_stage.cli import exits
-from compile_stage.cli.output import print_json_error
+from compile_stage.cli.output import is_written, print_json_error
 from compile_stage.core.errors import CompileStageError, UsageError
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import explained
@@ -153,9 +154,26 @@ signing_key_option: Decorator = click.option(
     help="Private key to sign with: a PEM file, a pkcs11: URI, or `sigstore`.  [default: COMPILE_STAGE_SIGNING_KEY, "
     "else nothing is signed]",
 )
-json_option: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="Put JSON on standard output; all else goes to standard error."
-)
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`. An error that leaves standard output empty is a document there too: who reads it would find nothing."""
+
+    @functools.wraps(command)
+    def told(*arguments: Any, as_json: bool, **given: Any) -> Any:
+        try:
+            return command(*arguments, as_json=as_json, **given)
+        except Exception as error:
+            ends = error.__cause__ if isinstance(error, click.exceptions.Exit) else error
+            if as_json and isinstance(ends, Exception) and not is_written():
+                print_json_error(explained(ends))
+            raise
+
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Put JSON on standard output; all else goes to standard error."
+    )(told)
+
+
 quiet_option: Decorator = click.option("-q", "--quiet", count=True, help="Say only how it ended.")
 verbose_option: Decorator = click.option("-v", "--verbose", count=True, help="Say more; -vv shows the libraries' logs.")
 
@@ -204,13 +222,9 @@ def json_log(verbose: int) -> Iterator[JsonLog]:
 
 
 @contextmanager
-def display(as_json: bool, quiet: int, verbose: int, *, errors_too: bool = True) -> Iterator[Display]:
+def display(as_json: bool, quiet: int, verbose: int) -> Iterator[Display]:
     """What people see, closed however the command ends, so that a live table never swallows an error message. With
-    `as_json`, an error is a document on standard output too: who reads it would find nothing there.
-
-    Args:
-        errors_too: False where the command's own document says how it ended.
-    """
+    `as_json`, it is on standard error."""
     from compile_stage.cli.render import Display
 
     logging.basicConfig(
@@ -223,9 +237,5 @@ def display(as_json: bool, quiet: int, verbose: int, *, errors_too: bool = True)
     shown = Display(sys.stderr if as_json else sys.stdout, quiet=bool(quiet), verbose=bool(verbose))
     try:
         yield shown
-    except Exception as error:
-        if as_json and errors_too:
-            print_json_error(explained(error))
-        raise
     finally:
         shown.close()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _STANDARD_ERROR = 2  # its descriptor
+_WRITTEN = f"{__name__}.written"  # in the context of click
 
 
 def print_error(error: CompileStageError) -> None:
@@ -61,8 +62,15 @@ def print_json_error(error: CompileStageError) -> None:
 
 def print_text(text: str) -> None:
     """To standard output, at once."""
+    if context := click.get_current_context(silent=True):
+        context.meta[_WRITTEN] = True
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def is_written() -> bool:
+    """Whether the running command has given standard output its document."""
+    return bool(click.get_current_context().meta.get(_WRITTEN))
 
 
 def write_file(file: Path, text: str, option: str) -> None:

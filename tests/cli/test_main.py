@@ -292,6 +292,32 @@ def test_an_error_is_a_document_where_json_is_asked_for(tmp_path: Path, capsys: 
     assert "none" in problem["problem"]
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("promote", "folder:NONE", "--alias", "prod"), 4, "no model"),
+        (("rollback", "models:/m"), 2, "alias"),
+        (("explain", "NONE.yaml"), 2, "NONE.yaml"),
+        (("compare", "NONE", "NONE"), 2, "NONE"),
+        (("cache", "ls", "--shared-cache", "nowhere://x"), 2, "nowhere"),
+        (("cache", "key", "-p", "NONE.yaml"), 2, "NONE.yaml"),
+        (("doctor", "-p", "NONE.yaml"), 2, "--engine ray"),
+        (("promote", "models:/m/1"), 2, "Missing option"),  # what click itself finds wrong
+        (("plan", "models:/m/1", "--bogus"), 2, "--bogus"),
+    ],
+)
+def test_every_command_with_json_says_its_error_there(
+    words: tuple[str, ...], code: int, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a deployment that reads `promote --json` finds an empty text where the registry is away or the call is
+    wrong, and fails with an error of its parser; or it finds two documents, which no parser takes."""
+    here = [word.replace("NONE", str(tmp_path / "NONE")) for word in words]
+    assert leave(*here, "--json") == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["exit_code"]) == ("compile-stage/error/v1", code)
+    assert problem in found["problem"]
+
+
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 7)])
 def test_verify_ends_with_7_when_something_does_not_hold(
     result: RunResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], passed: bool, code: int
