@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from compile_stage.core.errors import UsageError
+
 _LITTLE_BYTES = 4_000_000_000
 """PyTorch, ONNX Runtime and MLflow in one process map 1.1 GB and use a third of it, before there is a model."""
+
+_LEAST_BYTES = {"ulimit -v": 600_000_000, "ulimit -d": 350_000_000}
+"""Below them OpenBLAS, which NumPy loads, waits for ever in a call that no signal ends. On two cores it did so with
+410 and 307 MB; with 819 and 410 MB a small scikit-learn model is planned. More cores take more."""
 
 
 def limit_bytes() -> int | None:
@@ -20,6 +26,17 @@ def option() -> str:
     """The shell's command for the lowest limit: `ulimit -v`, or `ulimit -d`, which counts what can be written."""
     limits = _limits()
     return min(limits, key=limits.__getitem__, default="ulimit -v")
+
+
+def demand_enough() -> None:
+    """Raise UsageError below the limits at which no library that the stage needs can be loaded."""
+    for name, limit in _limits().items():
+        if limit < (least := _LEAST_BYTES[name]):
+            raise UsageError(
+                f"a process may have {limit / 1e6:,.0f} MB of addresses here ({name}); below {least / 1e6:,.0f} MB "
+                "NumPy can't be loaded, and waits for ever",
+                fix=f"{name} unlimited; a control group limits what is used",
+            )
 
 
 def _limits() -> dict[str, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
-from compile_stage.core import plugins
+from compile_stage.core import address_space, plugins
 from compile_stage.core.cache import Cache, SharedEntries, cache_root, cache_secret
 from compile_stage.core.cache_eviction import evict, limit_bytes
 from compile_stage.core.context import Context
@@ -34,6 +35,8 @@ def open_context(
         shared: The cache of several machines behind this one's.
         compliance: Of the policy, which says what earlier results are used.
     """
+    address_space.demand_enough()
+    Path.cwd()  # raises where it was deleted: MLflow and workers would fail there, each in its own way
     reuse = Reuse() if compliance is None else Reuse.of(compliance)
     demand_writable(cache_root())
     cache_limit = limit_bytes()

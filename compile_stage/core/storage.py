@@ -103,11 +103,11 @@ def explained(error: BaseException) -> CompileStageError:
         return many
     if isinstance(error, CompileStageError):
         return error
-    known = storage_error(error) or _without_folder(error) or _without_memory(error)
+    known = storage_error(error) or without_folder(error) or _without_memory(error)
     return known or InternalError(f"{type(error).__name__}: {error}")
 
 
-def _without_folder(error: BaseException) -> UsageError | None:
+def without_folder(error: BaseException) -> UsageError | None:
     """What to say where the current folder was deleted, so that no relative path means anything; None otherwise."""
     if isinstance(error, FileNotFoundError) and error.filename is None:
         try:

@@ -20,7 +20,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError
 from compile_stage.core.host import host
 from compile_stage.core.redaction import redacted
-from compile_stage.core.storage import disk_full
+from compile_stage.core.storage import disk_full, without_folder
 from compile_stage.registry.mlflow_retries import (
     RetryingClient,
     UnreachableError,
@@ -188,8 +188,8 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
     except Exception as error:
         if (full := disk_full(error)) is not None:
             raise full from error
-        if (refused := _refused(error, place)) is not None:
-            raise refused from error
+        if (known := without_folder(error) or _refused(error, place)) is not None:
+            raise known from error
         if isinstance(error, ImportError) and not (error.name or "").startswith("compile_stage"):
             raise _unusable_package(error, place) from error
         family = type(error).__module__.partition(".")[0]

@@ -14,6 +14,7 @@ import pytest
 from compile_stage.core import address_space
 from compile_stage.core.errors import IntegrityError, RemovedError, SourceError, StorageError, UsageError
 from compile_stage.core.events import EventLog
+from compile_stage.core.run_context import open_context
 from compile_stage.core.storage import (
     demand_writable,
     disk_full,
@@ -22,6 +23,7 @@ from compile_stage.core.storage import (
     storage_error,
     storage_trouble,
 )
+from compile_stage.registry.mlflow_connection import trouble
 
 
 def full(place: str = "/disk/file") -> OSError:
@@ -175,6 +177,39 @@ def test_a_limit_on_writable_memory_is_said_before_anything_runs(monkeypatch: py
     monkeypatch.setattr(resource, "getrlimit", lambda of: (limits.get(of, resource.RLIM_INFINITY),) * 2)
     assert "300 MB of addresses here (ulimit -d)" in address_space.warning()
     assert "ulimit -d unlimited" in explained(MemoryError()).fix
+
+
+@pytest.mark.parametrize(("option", "enough", "little"), [("RLIMIT_AS", 819, 410), ("RLIMIT_DATA", 410, 307)])
+def test_what_no_library_can_be_loaded_with_is_refused(
+    option: str, enough: int, little: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: under `ulimit -v 400000` a plan waits for ever in OpenBLAS and only SIGKILL ends it, or a run blames the
+    model's MLmodel."""
+    resource = pytest.importorskip("resource", reason="limits of processes are POSIX's")
+    limits = {getattr(resource, option): enough * 10**6}
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (limits.get(of, resource.RLIM_INFINITY),) * 2)
+    address_space.demand_enough()
+    limits[getattr(resource, option)] = little * 10**6
+    with pytest.raises(UsageError, match=f"{little} MB of addresses") as refused, open_context(None, "local"):
+        pass
+    assert "unlimited" in refused.value.fix
+
+
+def test_a_current_folder_that_was_deleted_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: in a folder that was deleted, a run says that the registry's files can't be read."""
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    try:
+        gone.rmdir()
+    except OSError:
+        pytest.skip("this system deletes no folder that a process is in")
+    with pytest.raises(FileNotFoundError) as found, open_context(None, "local"):
+        pass
+    assert "current folder is not there" in explained(found.value).problem
+    with pytest.raises(UsageError, match="current folder is not there"), trouble("sqlite:///mlflow.db"):
+        Path.cwd()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="file systems with owners")
