@@ -131,7 +131,8 @@ class Interleaved:
         drafts: Artifacts are opened from these, as they will be served.
 
     Attributes:
-        failures: Of those that crashed.
+        failures: Of those that crashed. Who was killed by somebody else is no failure: the error is raised, unless the
+            measurement is begun again after such a kill.
         overtime_s: By how much rounds took longer than they were given.
         shares: Of a whole turn that each has, where turns had to become shorter. The next start begins with it.
     """
@@ -145,6 +146,7 @@ class Interleaved:
         self._stack = stack
         self._drafts = drafts
         self._proof = request.proof
+        self._after_a_kill = request.after_a_kill
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
         self._own: dict[str, ExitStack] = {}  # keeps the worker of one of them
@@ -478,6 +480,8 @@ class Interleaved:
     def _drop(self, name: str, error: CompileStageError) -> None:
         if name == BASELINE or isinstance(error, StorageError):
             raise error  # without the baseline no ratio means anything; for a full disk nobody is to blame
+        if isinstance(error, WorkerError) and error.killed and not self._after_a_kill:
+            raise error
         self._runners.pop(name, None)
         self._end(name)
         self.failures[name] = Failure(

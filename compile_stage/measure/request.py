@@ -49,6 +49,8 @@ class MeasurementRequest:
         proof: What answers are compared with that are given while they are timed; who is not among its gates is not
             judged by them. None where the baseline is not the original, whose artifacts were compared with it in a
             measurement before.
+        after_a_kill: It is made once more, since somebody killed the process of a participant: who is killed now has
+            failed.
     """
 
     label: str
@@ -67,6 +69,7 @@ class MeasurementRequest:
     first_look: bool = False
     baseline_threads: int | None = None
     proof: Proof | None = None
+    after_a_kill: bool = False
 
     @property
     def baseline_target(self) -> Target:

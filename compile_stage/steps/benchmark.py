@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from compile_stage.core import plugins
 from compile_stage.core.context import Context, cache_key
 from compile_stage.core.digest import revive
+from compile_stage.core.errors import WorkerError
 from compile_stage.core.records import (
     Artifact,
     CacheState,
@@ -174,8 +175,9 @@ class _Joined:
 
     def _add(self, job: str, wanted: Callable[[str, str], bool]) -> bool:
         made = self._make(job, wanted) if self._make is not None else ()
-        if made:
-            self.by_job.setdefault(job, []).extend(made)
+        held = self.by_job.setdefault(job, []) if made else []
+        known = {one.job.id for one in held}  # of a measurement that was begun again
+        held += [one for one in made if one.job.id not in known]
         return bool(made)
 
 
@@ -239,7 +241,8 @@ def benchmark(
 ) -> Measured:
     """Measure `artifacts` (name → artifact) against `baseline`, alone on the machine.
 
-    An artifact that answered otherwise than it was proven to while an earlier run timed it fails again without being
+    Where somebody kills the process of one of them, all are measured once more: a slower one would win else. An
+    artifact that answered otherwise than it was proven to while an earlier run timed it fails again without being
     measured: one that is wrong now and then would pass in some later run.
 
     Returns:
@@ -301,7 +304,14 @@ def _benchmark(
 ) -> Measured:
     models: dict[str, SourceModel | Artifact] = {BASELINE: baseline, **artifacts}
     starts = 1 if request.first_look else request.starts or MORE_PROCESSES
-    measuring = ProcessStarts(context, request, models, Schedule(request.budget.measure_seconds, starts=starts))
+
+    def measure(asked: MeasurementRequest) -> dict[str, Measurement]:
+        schedule = Schedule(request.budget.measure_seconds, starts=starts)
+        measuring = ProcessStarts(context, asked, dict(models), schedule)
+        measured = measuring.measure()
+        if measuring.failures:
+            raise _PartialError(measured, measuring.failures)
+        return measured
 
     def decided(measured: Mapping[str, Measurement]) -> bool:
         # Who joined was a try: that it is undecided has nobody measure all others again.
@@ -314,16 +324,19 @@ def _benchmark(
     is_open = bool(before) and not decided(before)
 
     def make(_: Any) -> dict[str, Measurement]:
-        measured = measuring.measure()
-        if measuring.failures:
-            raise _PartialError(measured)
+        try:
+            measured = measure(request)
+        except WorkerError as error:
+            if not error.killed:
+                raise
+            measured = measure(replace(request, after_a_kill=True))
         return {name: replace(measurement, tries=tries + 1) for name, measurement in measured.items()}
 
     try:
         anew = context.remeasure or (is_open and (request.each_time or tries < MOST_TRIES))
         cached = context.cached(_STEP, request.label, key, make, anew=anew)
     except _PartialError as error:  # a failure is never cached, and the others' numbers still hold
-        return Measured(measurements=error.measurements, failures=measuring.failures, cached=False)
+        return Measured(measurements=error.measurements, failures=error.failures, cached=False)
     measured = dict(revive(Mapping[str, Measurement], cached.value))
     base = measured[BASELINE]
     notes = [_note_of_tries(request.label, base.tries)] if base.tries > 1 else []
@@ -412,6 +425,6 @@ def _loaded(model: SourceModel | Artifact) -> dict[str, Any]:
 
 
 class _PartialError(Exception):
-    def __init__(self, measurements: Mapping[str, Measurement]) -> None:
+    def __init__(self, measurements: Mapping[str, Measurement], failures: Mapping[str, Failure]) -> None:
         super().__init__("some participants failed while they were measured")
-        self.measurements = measurements
+        self.measurements, self.failures = measurements, failures

@@ -68,8 +68,17 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
             )
             return judge_soak(gates, recorded, open_outputs(original.outputs), original.seed, budget.soak_seconds)
 
-    try:
+    def soaked_check() -> Check:
         check: Check = revive(Check, context.cached("soak/3", job.id, key, make).value)
+        return check
+
+    try:
+        try:
+            check = soaked_check()
+        except WorkerError as error:
+            if not error.killed:
+                raise
+            check = soaked_check()  # somebody killed its process: a slower one would win
     except WorkerError as error:
         return candidate.failed(Failure(kind=error.kind, step="soak", problem=error.problem, detail=error.detail))
     except (SourceError, UsageError) as error:

@@ -235,7 +235,7 @@ STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         },
     ),
 }
-NO_PART_OF_A_MEASUREMENT = {"label", "decided", "more", "each_time"}
+NO_PART_OF_A_MEASUREMENT = {"label", "decided", "more", "each_time", "after_a_kill"}
 OF_THIS_MACHINE = ("compile", "reference", "validate", "soak", "benchmark")
 
 
