@@ -35,7 +35,14 @@ from compile_stage.registry.mlflow_endings import (
 )
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version, upload
 from compile_stage.registry.mlflow_retries import UnreachableError, refused_with
-from compile_stage.registry.mlflow_versions import model_of, receipt_of, remove_doubles, taken_away, versions_of
+from compile_stage.registry.mlflow_versions import (
+    model_of,
+    receipt_of,
+    refuse_deleted,
+    remove_doubles,
+    taken_away,
+    versions_of,
+)
 from compile_stage.registry.model_files import (
     DAMAGED,
     DIGEST_TAG,
@@ -105,7 +112,8 @@ def _find_or_push(
     note = ""
     while held := versions_of(client, bundle.name, bundle.key):
         receipt = receipt_of(held[0])
-        if (reason := refuse_version(receipt.uri, receipt.tags, bundle)) is None:
+        reason = refuse_deleted(client, held[0]) or refuse_version(receipt.uri, receipt.tags, bundle)
+        if reason is None:
             remove_doubles(client, held)
             return receipt
         _set_aside(client, receipt, bundle.key)

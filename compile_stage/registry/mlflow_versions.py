@@ -38,6 +38,24 @@ def model_of(version: Any) -> str:
     return str(version.model_id or (path if path.startswith("m-") else ""))
 
 
+def refuse_deleted(client: Any, version: Any) -> str | None:
+    """The reason, where the logged model that holds a version's files was deleted: the version is still served, until
+    `mlflow gc` removes them. None otherwise, and where the registry is another server than the one that holds logged
+    models."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    if not (model := model_of(version)) or mlflow.get_registry_uri() != mlflow.get_tracking_uri():
+        return None
+    try:
+        client.get_logged_model(model)
+    except MlflowException as error:
+        if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return f"its logged model {model} was deleted, and `mlflow gc` removes its files"
+        raise
+    return None
+
+
 def is_copy(version: Any) -> bool:
     """True for a version that was made of another (`copy_model_version`, `register_model`), not of a logged model."""
     return str(version.source).startswith("models:/") and not model_of(version)

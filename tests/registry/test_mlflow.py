@@ -120,6 +120,21 @@ def test_a_version_whose_logged_model_was_deleted_is_told_what_becomes_of_it(
     registry.attest(again, file, {"validated.x86_64-1": "passed"})
 
 
+def test_a_version_whose_logged_model_was_deleted_is_published_again(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    """Broken: the run says "already published, unchanged", and the next `mlflow gc` removes the files that the alias
+    serves."""
+    first = registry.push(make_bundle("net-compiled", "a"), source, {})
+    deleted = client().get_model_version(first.name, first.version).source.removeprefix("models:/")
+    client().delete_logged_model(deleted)
+    again = registry.push(make_bundle("net-compiled", "a"), source, {})
+    assert (again.created, again.version) == (True, "2")
+    assert f"its logged model {deleted} was deleted, and `mlflow gc` removes its files" in again.note
+    assert not registry.push(make_bundle("net-compiled", "a"), source, {}).created
+    assert registry.published(first.uri).version == "1"  # it stays, with its aliases, for people to say
+
+
 def test_a_copy_that_lost_its_tags_is_told_how_to_get_them(
     registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
