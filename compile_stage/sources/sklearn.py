@@ -22,6 +22,7 @@ from compile_stage.sources.session import SourceSession
 from compile_stage.sources.sklearn_agreement import refuse_answers
 from compile_stage.sources.sklearn_boosters import BOOSTERS, refuse_boosters
 from compile_stage.sources.sklearn_categories import refuse_categories
+from compile_stage.sources.sklearn_chains import refuse_chains
 from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_corrections import (
     last_step,
@@ -29,6 +30,7 @@ from compile_stage.sources.sklearn_corrections import (
     refuse_what_runs_nowhere,
     without_search,
 )
+from compile_stage.sources.sklearn_expansions import refuse_expansions
 from compile_stage.sources.sklearn_functions import refuse_functions
 from compile_stage.sources.sklearn_labels import refuse_thresholds
 from compile_stage.sources.sklearn_signature import (
@@ -203,6 +205,8 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if reason := refuse_targets(estimator) or refuse_thresholds(estimator):
         return reason
     if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_what_runs_nowhere(estimator):
+        return reason
+    if reason := refuse_chains(estimator) or refuse_expansions(estimator):
         return reason
     method = _predict_fn(source)
     if method not in ("predict", "predict_proba") or (method != "predict" and len(signature.outputs) < 2):

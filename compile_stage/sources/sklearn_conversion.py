@@ -14,6 +14,8 @@ from compile_stage.core.tensors import Signature
 from compile_stage.sources import encoders, mlmodel, tabular
 from compile_stage.sources.sklearn_boosters import boosters, register_converters, takers_of_sparse
 from compile_stage.sources.sklearn_categories import compared_one_by_one, register_category_converters
+from compile_stage.sources.sklearn_centroids import register_centroid_converter
+from compile_stage.sources.sklearn_chains import register_chain_converters
 from compile_stage.sources.sklearn_corrections import (
     calibrated_scores,
     choose_one_against_rest_by_score,
@@ -33,6 +35,7 @@ from compile_stage.sources.sklearn_corrections import (
     thresholds_rounded_down,
     write_logarithms,
 )
+from compile_stage.sources.sklearn_expansions import register_expansions
 from compile_stage.sources.sklearn_functions import register_functions
 from compile_stage.sources.sklearn_imputers import register_imputers
 from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
@@ -85,6 +88,9 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
     register_target_converter(estimator)
     register_label_converters(estimator)
+    register_chain_converters(estimator)
+    register_centroid_converter(estimator)
+    register_expansions(estimator)
     register_category_converters(estimator)
     register_imputers(estimator)
     register_functions(estimator)
@@ -119,8 +125,6 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
                 "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
                 "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
             )
-        elif step == "LinearSVC" and len(wanted.outputs[0].shape) > 1:
-            fix = "SVC(kernel='linear') in its place is converted"
         elif has_columns(wanted) and not picks:
             kind = type(last_step(estimator)).__name__
             fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"

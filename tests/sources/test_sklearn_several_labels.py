@@ -11,9 +11,9 @@ import pytest
 import scipy.sparse
 from mlflow.models import infer_signature
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from sklearn.linear_model import LogisticRegression, RidgeClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeClassifier
 from sklearn.multiclass import OneVsRestClassifier
-from sklearn.multioutput import MultiOutputClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, RegressorChain
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -25,7 +25,7 @@ from compile_stage.core.records import Compliance, SourceModel
 from compile_stage.serving.prediction_io import from_outputs
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import run_onnx, source_of
+from .conftest import Proof, run_onnx, source_of
 
 PICKLES = Compliance(allow_pickle=True)
 DRAW = np.random.default_rng(0)
@@ -61,6 +61,19 @@ def save(path: Path, model: Any) -> SourceModel:
         (MultiOutputClassifier(HistGradientBoostingClassifier(max_iter=5)), LABELS),
         (MultiOutputClassifier(RandomForestClassifier(10, random_state=0)), TEXTS),
         (make_pipeline(StandardScaler(), MultiOutputClassifier(DecisionTreeClassifier(max_depth=4))), LABELS + 5),
+        (MultiOutputClassifier(make_pipeline(StandardScaler(), LogisticRegression())), TEXTS),
+        (MultiOutputClassifier(make_pipeline(StandardScaler(), LinearSVC())), LABELS),
+        (MultiOutputClassifier(LinearSVC()), LABELS),
+        (ClassifierChain(LogisticRegression(), order=[2, 0, 1]), LABELS),
+        (make_pipeline(StandardScaler(), ClassifierChain(SVC(), order=[1, 2, 0])), LABELS + 5),
+        (
+            ClassifierChain(
+                make_pipeline(StandardScaler(), RandomForestClassifier(3, random_state=0)),
+                order=[1, 0, 2],
+                chain_method="predict_proba",
+            ),
+            LABELS,
+        ),
     ],
 )
 def test_several_labels_at_once_are_answered(tmp_path: Path, model: Any, labels: Any) -> None:
@@ -77,10 +90,10 @@ def test_several_labels_at_once_are_answered(tmp_path: Path, model: Any, labels:
     ("model", "labels", "advice", "advised"),
     [
         (
-            MultiOutputClassifier(LinearSVC()),
+            ClassifierChain(LogisticRegression(), chain_method="decision_function"),
             LABELS,
-            "SVC(kernel='linear')",
-            MultiOutputClassifier(SVC(kernel="linear")),
+            "chain_method='predict' or 'predict_proba'",
+            ClassifierChain(LogisticRegression(), chain_method="predict_proba"),
         ),
         (
             RandomForestClassifier(5, random_state=0),
@@ -112,3 +125,15 @@ def test_several_labels_that_are_refused_come_with_what_works(
     plain = labels.toarray() if scipy.sparse.issparse(labels) else labels
     taken = save(tmp_path / "advised", advised.fit(ROWS, plain))
     assert SklearnSource().refuse(taken, PICKLES) is None
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), make_pipeline(StandardScaler(), LinearRegression())])
+def test_each_regressor_of_a_chain_reads_what_those_before_it_answered(
+    tmp_path: Path, prove: Proof, model: Any
+) -> None:
+    """Broken: chains would be refused, or answer their targets in the order of the chain. Squares tell the targets
+    apart that a line does not."""
+    targets = np.column_stack([ROWS[:, 0] ** 2, ROWS[:, 1], ROWS[:, 0] ** 2 + ROWS[:, 1]])
+    chain = RegressorChain(model, order=[2, 0, 1]).fit(ROWS, targets)
+    source = save(tmp_path / "model", make_pipeline(StandardScaler(), chain).fit(ROWS, targets))
+    prove(source, {"X": ROWS}, compliance=PICKLES)
