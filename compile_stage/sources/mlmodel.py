@@ -206,6 +206,30 @@ def raw_example(source: SourceModel) -> Any:
     return model.load_input_example(source.path)
 
 
+def drawn_example(source: SourceModel) -> Any:
+    """In the place of an input example two rows of normally distributed floats, as the signature has them: an array, a
+    dict of arrays, a data frame. None where it does not say enough: no signature, whole numbers or texts as tensors
+    (which ones a model takes is in no signature), sizes open beside the batch's."""
+    import numpy as np
+
+    draw = np.random.default_rng(0)
+    specs = read(source).inputs
+    if names := columns(source):
+        import pandas as pd
+
+        return None if text_columns(source) else pd.DataFrame(draw.normal(size=(2, len(names))), columns=list(names))
+    if not specs or not _of_tensors(specs):
+        return None
+    arrays = []
+    for spec in specs:
+        dtype, shape = np.dtype(spec["tensor-spec"]["dtype"]), spec["tensor-spec"]["shape"]
+        if dtype.kind != "f" or not shape or -1 in shape[1:]:
+            return None
+        arrays.append(draw.normal(size=(2 if shape[0] == -1 else shape[0], *shape[1:])).astype(dtype))
+    named = _tensor_names(specs)
+    return dict(zip(named, arrays, strict=True)) if named else arrays[0]
+
+
 def named_example(source: SourceModel, signature: Signature, *, as_given: bool = False) -> Batch | None:
     """The input example as tensors with the names and dtypes of `signature`; None when there is none, or it does not
     fit.

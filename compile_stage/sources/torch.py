@@ -28,7 +28,7 @@ from compile_stage.sources.torch_portable import export_graph, save_program
 from compile_stage.sources.torch_refusals import refuse_program
 from compile_stage.sources.torch_signature import output_names, signature_of
 from compile_stage.sources.torch_size_limits import with_size_limits
-from compile_stage.sources.torch_tracing import export_module
+from compile_stage.sources.torch_tracing import example_of, export_module
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -71,8 +71,11 @@ class TorchSource(Exporter):
             return (
                 "it is a TorchScript module, which PyTorch's exporter no longer takes: log the module it was made from"
             )
-        if mlmodel.raw_example(source) is None:
-            return "it was logged without an input example, so its inputs are unknown: log it with input_example=..."
+        if example_of(source) is None:
+            return (
+                "it was logged without an input example, and its signature does not say what it can be called with (floats, "
+                "of sizes that are fixed but for the batch): log it with input_example=..."
+            )
         return refuse_program(export_module(source, module, _NO_SHAPES)) or _refuse_params(source, module)
 
     @contextmanager

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeRange]) -> ExportedProgram:
-    """Trace the module on its input example, with those dimensions open that its signature leaves open, or for which
+    """Trace the module on `example_of` it, with those dimensions open that its signature leaves open, or for which
     `shapes` asks for other sizes; with the batch alone where it can't be traced so."""
     import numpy as np
 
-    raw = mlmodel.raw_example(source)
+    raw = example_of(source)
     names, _ = mlmodel.tensor_names(source)
     if isinstance(raw, Mapping):
         own = _arguments(module, len(raw))
@@ -58,6 +58,12 @@ def export_module(source: SourceModel, module: Any, shapes: Mapping[str, ShapeRa
                 where=source.uri,
             ) from error
     raise AssertionError("unreachable")
+
+
+def example_of(source: SourceModel) -> Any:
+    """Its input example, or numbers that fit its signature; None where there is neither."""
+    logged = mlmodel.raw_example(source)
+    return mlmodel.drawn_example(source) if logged is None else logged
 
 
 def _example_floats(source: SourceModel, module: Any) -> Any:
