@@ -73,8 +73,8 @@ class TorchSource(Exporter):
             )
         if example_of(source) is None:
             return (
-                "it was logged without an input example, and its signature does not say what it can be called with (floats, "
-                "of sizes that are fixed but for the batch): log it with input_example=..."
+                "it was logged without an input example, and its signature does not say what it can be called with "
+                "(floats, of sizes that are fixed but for the batch): log it with input_example=..."
             )
         return refuse_program(export_module(source, module, _NO_SHAPES)) or _refuse_params(source, module)
 
