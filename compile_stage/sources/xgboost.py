@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
     from compile_stage.core.tensors import Batch
 
-WRAPPERS = ("XGBClassifier", "XGBRegressor", "XGBRFClassifier", "XGBRFRegressor")
+WRAPPERS = ("XGBClassifier", "XGBRegressor", "XGBRFClassifier", "XGBRFRegressor", "XGBRanker")
 
 # Objectives whose transformation the converter gets right, as tests/sources shows for each.
-_NUMBER = ("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror", "count:poisson", "reg:gamma", "reg:tweedie")
+_NUMBER = (
+    *("reg:squarederror", "reg:absoluteerror", "reg:pseudohubererror", "reg:squaredlogerror", "reg:quantileerror"),
+    *("count:poisson", "reg:gamma", "reg:tweedie"),
+)
+_RANKS = ("rank:ndcg", "rank:map", "rank:pairwise")
 _CLASSES = ("binary:logistic", "multi:softprob", "multi:softmax")
 
 
@@ -90,6 +94,8 @@ class XGBoostSource(Exporter):
         wanted = _signature(model)
         demand_shapes(wanted, shapes, source)
         booster = _booster(model)
+        if ranks(booster):
+            model = booster = _as_regression(model)
         try:
             with warnings.catch_warnings(), convertible(model):
                 warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -160,14 +166,20 @@ def _objective(booster: Any) -> str:
     return str(_learner(booster)["objective"]["name"])
 
 
+def ranks(booster: Any) -> bool:
+    """Whether its answers are scores to rank rows by."""
+    return _objective(booster) in _RANKS
+
+
 def refuse_booster(booster: Any) -> str | None:
     """The reason when it has no proven conversion."""
     learner = _learner(booster)
     kind, objective = learner["gradient_booster"]["name"], learner["objective"]["name"]
     if kind != "gbtree":
         return f"its booster is {kind!r}, and only trees (gbtree) have a converter"
-    if objective not in (*_NUMBER, *_CLASSES):
-        return f"its objective {objective!r} has no proven conversion; these have: {', '.join((*_NUMBER, *_CLASSES))}"
+    proven = (*_NUMBER, *_RANKS, *_CLASSES)
+    if objective not in proven:
+        return f"its objective {objective!r} has no proven conversion; these have: {', '.join(proven)}"
     if "c" in (booster.feature_types or []):
         return "it splits on categories (enable_categorical), for which there is no converter: encode them as numbers"
     if int(learner["learner_model_param"].get("num_target", 1)) > 1:
@@ -198,6 +210,17 @@ def refuse_dropout(file: bytes, booster: Any) -> str | None:
     if weights is not None and all(weight == 1 for weight in weights):
         return None
     return "it was trained with dropout (dart, rate_drop), and the converter leaves out the weights of its trees"
+
+
+def _as_regression(model: Any) -> Any:
+    """A ranker as a booster with the same answers, which are the sum of its trees as those of a regression. The
+    converter takes it for a classifier of two classes, and knows no XGBRanker."""
+    booster, best = _booster(model), _booster(model).attr("best_iteration")
+    # The wrapper predicts with the trees up to the best round of early stopping, a bare booster with all.
+    made = booster.copy() if model is booster or best is None else booster[: int(best) + 1]
+    made.set_attr(best_iteration=None)
+    made.set_param({"objective": "reg:squarederror"})
+    return made
 
 
 def _trees_at_once(booster: Any) -> int:
