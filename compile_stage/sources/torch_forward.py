@@ -17,8 +17,8 @@ _UNKNOWN = "which is not a known type"  # torch.export's words for a class in an
 
 
 def answers_plainly(module: Any) -> None:
-    """Have the module answer a dict of the fields of a dataclass (or of a ModelOutput of transformers), and leave out
-    what is None: `loss` without labels, the weights of an attention that gives none."""
+    """Have the module answer a dict of the fields of a dataclass (or of a ModelOutput of transformers, or of a
+    NamedTuple), and leave out what is None: `loss` without labels, the weights of an attention that gives none."""
     module.register_forward_hook(lambda _module, _given, answer: _plain(answer))
 
 
@@ -31,6 +31,14 @@ def has_absent_answer(program: ExportedProgram) -> bool:
     """Whether one of the program's answers is None."""
     arguments = [spec.arg for spec in program.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     return any(type(each).__name__ == "ConstantArgument" and each.value is None for each in arguments)
+
+
+def has_fields(program: ExportedProgram) -> bool:
+    """Whether the program answers a NamedTuple, whose class PyTorch can't write into a file."""
+    import torch
+
+    spec = program.call_spec.out_spec
+    return hasattr(torch.utils._pytree.tree_unflatten([0] * spec.num_leaves, spec), "_fields")
 
 
 def _plain(answer: Any) -> Any:

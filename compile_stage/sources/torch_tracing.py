@@ -105,7 +105,7 @@ def _trace(module: Any, arrays: Sequence[Any], axes: Sequence[Sequence[int]]) ->
             if not torch_forward.has_unknown_answer(error):
                 raise
         else:
-            if not torch_forward.has_absent_answer(program):
+            if not torch_forward.has_absent_answer(program) and not torch_forward.has_fields(program):
                 return program
         torch_forward.answers_plainly(module)
         return torch.export.export(module, tuple(example), dynamic_shapes=shapes)

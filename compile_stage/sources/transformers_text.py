@@ -145,7 +145,10 @@ def describe(source: SourceModel, model: Any, tokenizer: Any, signature: Signatu
 
 
 def places(model: Any) -> int | None:
-    """Tokens that a text has at most, by the network's configuration; None where it does not say."""
+    """Tokens that a text has at most, by the network's configuration; None where it does not say, and where the number
+    bounds nothing: DeBERTa without `position_biased_input` has only positions relative to each other, of any length."""
+    if getattr(model.config, "position_biased_input", True) is False:
+        return None
     length = getattr(model.config, "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
 

@@ -218,6 +218,23 @@ def test_positions_that_are_computed_are_not_tried() -> None:
     assert longest_input(model, ["input_ids"]) == 2**40
 
 
+def test_positions_relative_to_each_other_have_no_longest_text() -> None:
+    """Broken: a published DeBERTa refuses texts that its original answers, or takes tensors alone."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    sizes = {
+        "vocab_size": 9,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 4,
+    }
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4}
+    for absolute, longest in ((False, None), (True, 16)):
+        config = DebertaV2Config(**sizes, **relative, max_position_embeddings=16, position_biased_input=absolute)
+        assert longest_input(DebertaV2Model(config).eval(), ["input_ids", "attention_mask"]) == longest
+
+
 @pytest.mark.parametrize("source", ["llama"], indirect=True)
 def test_eight_bits_are_by_blocks_and_nearer_to_the_original_than_four(
     source: SourceModel, portable: Any, exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlflow
 import numpy as np
@@ -1332,6 +1332,11 @@ def test_a_batch_that_len_fixed_is_refused_with_what_to_write(tmp_path: Path) ->
     assert "not len(x), which fixes them" in refused.value.fix
 
 
+class Scores(NamedTuple):
+    logits: Any
+    shifted: Any
+
+
 @dataclass
 class Prediction:
     logits: Any
@@ -1346,6 +1351,8 @@ class Answering(torch.nn.Module):
 
     def forward(self, rows: Any) -> Any:
         logits = rows * 2
+        if self.kind == "named tuple":
+            return Scores(logits, rows + 1)
         if self.kind == "dataclass":
             return Prediction(logits, layers=(rows + 1, None))
         return {"dict": {"logits": logits, "loss": None}, "tuple": (logits, None)}.get(self.kind, Unknown(logits))
@@ -1358,16 +1365,24 @@ class Unknown:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("dataclass", ["output_0", "output_1"]), ("dict", ["logits"]), ("tuple", ["output"])],
+    [
+        ("dataclass", ["output_0", "output_1"]),
+        ("dict", ["logits"]),
+        ("tuple", ["output"]),
+        ("named tuple", ["logits", "shifted"]),
+    ],
 )
 def test_a_dataclass_is_answered_by_its_tensors_and_none_left_out(
     tmp_path: Path, prove: Proof, kind: str, names: list[str]
 ) -> None:
-    """Broken: what most networks of transformers answer (a ModelOutput, with None for a loss) is refused."""
+    """Broken: what most networks of transformers answer (a ModelOutput, with None for a loss) is refused; the fields of
+    a NamedTuple have no names, and it is no program that can be written to a file."""
     signature = infer_signature(ROWS)
     source = save(tmp_path / "m", Answering(kind).eval(), ROWS, signature=signature, serialization_format="pickle")
     model = prove(source, {"rows": ROWS}, compliance=PICKLES)
     assert [spec.name for spec in model.signature.outputs] == names
+    program = TorchSource().export_program(source, {}, tmp_path / "program")
+    assert program.signature.outputs == model.signature.outputs
 
 
 def test_where_a_trace_ends_is_named_with_what_to_answer(tmp_path: Path) -> None:
