@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from compile_stage.core.records import (
-    Bundle,
     Candidate,
     Check,
     Outcome,
@@ -41,12 +38,6 @@ def summary_of(source: SourceModel, target: TargetPolicy, chosen: Candidate, *, 
 
 
 _UNKNOWN_SPEED = ["how many times the original's speed is not known (something slowed the original down)"]
-
-
-def without_speed(bundle: Bundle, source: SourceModel, target: TargetPolicy, chosen: Candidate) -> Bundle:
-    """The bundle as its registry shows it where something slowed the baseline down: without a speedup over it."""
-    metrics = {name: value for name, value in bundle.metrics.items() if not name.startswith("speedup.")}
-    return replace(bundle, metrics=metrics, summary=summary_of(source, target, chosen, speed_known=False))
 
 
 def _speedup_words(timing: Timing) -> list[str]:

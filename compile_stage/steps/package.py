@@ -268,7 +268,7 @@ class _Packaging:
             tags=_tags(context, source, policy, chosen, manifest)
             | (_family_tags(version) if version is not None else {}),
             metrics=metrics_of(chosen),
-            summary=summary_of(source, target, chosen),
+            summary=summary_of(source, target, chosen, speed_known=not self.target_result.contradiction),
             params={
                 "precision": chosen.job.scheme.precision,
                 "scheme": chosen.job.scheme.name,

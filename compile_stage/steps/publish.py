@@ -9,7 +9,6 @@ from pathlib import Path
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.records import Bundle, Receipt, SourceModel, TargetResult
-from compile_stage.measure.published_figures import without_speed
 
 _KEPT = (
     "the registry already holds a version made from the same inputs; it was kept, and this run's files were not pushed"
@@ -22,10 +21,7 @@ def publish(context: Context, source: SourceModel, target: TargetResult, files: 
     Same key, same version, however often and from wherever. `files` are the reports that go with it.
     """
     if target.bundle is not None:
-        bundle, winner = target.bundle, target.winner
-        if winner is not None and target.contradiction:
-            bundle = without_speed(bundle, source, target.policy, winner)
-        return replace(target, receipt=_push(context, source, bundle, files))
+        return replace(target, receipt=_push(context, source, target.bundle, files))
     pushed = (replace(one, receipt=_push(context, source, one.bundle, files)) for one in target.unvalidated)
     return replace(target, unvalidated=tuple(pushed))
 

@@ -99,6 +99,8 @@ def test_what_is_published_holds_no_speedup_over_a_baseline_that_is_contradicted
     assert target.bundle is not None
     assert target.receipt is not None
     assert target.receipt.digest == target.bundle.digest
+    assert not [name for name in target.bundle.metrics if name.startswith("speedup")]
+    assert "the original's speed is not known" in target.bundle.summary
     manifest = json.loads((Path(target.bundle.path) / "data" / "manifest.json").read_text())
     assert [one["speedup"] for one in manifest["timing"].values()] == [None]
     (check,) = [one for one in manifest["verdict"]["checks"] if one["gate"]["metric"] == "speedup"]

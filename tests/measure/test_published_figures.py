@@ -5,23 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import pytest
-
 from compile_stage.core.records import (
-    Bundle,
     Candidate,
     Check,
     Gate,
     Outcome,
-    PredictSpeedup,
-    Selection,
-    TargetResult,
     Verdict,
     Waiver,
 )
 from compile_stage.measure.published_figures import metrics_of, summary_of
 from compile_stage.report.result import timing_summary
-from compile_stage.steps import publish
 from tests import factories
 
 _WAIVER = Waiver(gate="max_abs", target="cpu", reason="new sensor", owner="vision", expires="2027-01-31")
@@ -111,32 +104,3 @@ def test_a_speedup_is_described_as_the_reports_say_it() -> None:
         timing = factories.timing(speedup=1.5, speedup_interval=interval, stable=False)
         winner = dataclasses.replace(_winner(), measurement=factories.measurement(timings=(timing,)))
         assert words in summary_of(factories.source(), factories.target_policy(), winner)
-
-
-def test_a_version_is_published_without_a_speedup_over_a_baseline_that_was_slowed_down(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Broken: the reports say that the speedup is not known, and the registry shows it as a metric and describes the
-    version by it."""
-    source, policy = factories.source(), factories.target_policy()
-    timing = factories.timing(speedup=22.6, speedup_interval=(22.1, 23.1), stable=True)
-    winner = dataclasses.replace(_winner(), measurement=factories.measurement(timings=(timing,)))
-    bundle = Bundle(path="", digest="d", key="k", target="cpu", name="n", manifest={}, tags={},
-                    metrics=metrics_of(winner), params={}, summary=summary_of(source, policy, winner))  # fmt: skip
-    pushed: list[Bundle] = []
-    monkeypatch.setattr(publish, "_push", lambda context, of, pushing, files: pushed.append(pushing))
-    for contradiction in ("", "the baseline took 50 ms"):
-        target = TargetResult(
-            policy=policy,
-            candidates=(winner,),
-            selection=Selection(target="cpu", winner=winner.job.id, reason="", reasons={}, states={}),
-            bundle=bundle,
-            predict_speedup=PredictSpeedup(speedup=3.0, contradiction=contradiction),
-        )
-        publish.publish(None, source, target, {})  # type: ignore[arg-type]
-    plain, slowed = pushed
-    assert plain == bundle
-    assert not [name for name in slowed.metrics if name.startswith("speedup")]
-    assert "22.6" not in slowed.summary
-    assert "is not known (something slowed the original down)" in slowed.summary
-    assert slowed.metrics["latency_p50_ms.batch_1"] == plain.metrics["latency_p50_ms.batch_1"]

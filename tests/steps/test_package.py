@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import job, passed, policy, source, target, target_policy
+from factories import job, measurement, passed, policy, run_context, source, target, target_policy, timing
+from tiny_bundle import describe, save_bundle
 
-from compile_stage.core.records import Candidate, Plan, TargetResult
+from compile_stage.core.records import Bundle, Candidate, Origin, Plan, PredictSpeedup, TargetResult
 from compile_stage.serving.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
-from compile_stage.steps.package import publication_key, remove_bundles
-from compile_stage.steps.select import select
+from compile_stage.steps.package import package, publication_key, remove_bundles
+from compile_stage.steps.select import select, without_speed
 
 PLAN = Plan(source=source(), policy=policy(), jobs=(), refused=())
 
@@ -65,3 +66,32 @@ def test_nothing_is_removed_where_nothing_was_packaged(tmp_path: Path) -> None:
     """Broken: the first run into a folder would fail."""
     remove_bundles(tmp_path, [target_policy()])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_the_figures_of_a_bundle_hold_no_speedup_over_a_baseline_that_was_slowed_down(tmp_path: Path) -> None:
+    """Broken: the reports say that the speedup is not known, and the registry shows it as a metric, or describes the
+    version by it."""
+    original, compiled = save_bundle(tmp_path, "m"), tmp_path / "m-data" / "artifact"
+    made = replace(describe(compiled)["artifact"], path=str(compiled))
+    times = timing(speedup=22.6, speedup_interval=(22.1, 23.1), stable=True)
+    winner = passed(artifact=made, measurement=measurement(timings=(times,)))
+    rules, origin = target_policy(), Origin(framework="", prediction_format={"kind": "array", "outputs": ["y"]})
+    plan = Plan(source=source(registry="mlflow", path=str(original)), policy=policy(), jobs=(), refused=())
+
+    def packaged(contradiction: str) -> Bundle:
+        compared = PredictSpeedup(speedup=3.0, contradiction=contradiction)
+        found = TargetResult(
+            policy=rules, candidates=(winner,), selection=select((winner,), rules), predict_speedup=compared
+        )
+        told = without_speed(found) if contradiction else found
+        bundle = package(run_context(tmp_path), plan, told, origin, tmp_path / "out").bundle
+        assert bundle is not None
+        return bundle
+
+    plain, slowed = packaged(""), packaged("the baseline took 50 ms")
+    assert plain.metrics["speedup.batch_1"] == 22.6
+    assert "22.60 times the original's speed" in plain.summary
+    assert not [name for name in slowed.metrics if name.startswith("speedup")]
+    assert "22.6" not in slowed.summary
+    assert "how many times the original's speed is not known (something slowed the original down)" in slowed.summary
