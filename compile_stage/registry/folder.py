@@ -32,7 +32,7 @@ from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
-from compile_stage.core.leftovers import part_folder, remove_leftovers
+from compile_stage.core.leftovers import part_folder
 from compile_stage.core.ports import Registry
 from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.folder_files import (
@@ -187,7 +187,6 @@ class FolderRegistry(Registry):
                 {"source": source.uri, "source_digest": source.digest, "target": bundle.target}
                 | {**bundle.tags, "key": bundle.key, "digest": bundle.digest}
             )
-            remove_leftovers(home)
             with part_folder(home) as part:
                 copy_model(Path(bundle.path), part / "model", bundle.path)
                 if wrong := differing(part / "model", Path(bundle.path)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 
 from compile_stage.core.errors import IntegrityError, RegistryError
 from compile_stage.core.records import SourceModel
+from compile_stage.registry import folder
 from compile_stage.registry.folder import FolderRegistry
+from compile_stage.registry.model_files import copy_model
 
 MakeBundle = Callable[..., Any]
 
@@ -62,13 +65,52 @@ def test_a_bare_name_needs_a_root(registry: FolderRegistry) -> None:
 def test_files_lie_beside_the_model(
     registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
+    """Broken: a published version does not say what it was made from, or for which target."""
     (tmp_path / "r.md").write_text("# Report")
     receipt = registry.push(make_bundle("net-compiled"), source, {"report.md": tmp_path / "r.md"})
     home = Path(receipt.uri.removeprefix("folder:"))
     assert (home / "files" / "report.md").read_text() == "# Report"
     described = json.loads((home / "version.json").read_text())
     assert described["metrics"] == {"speedup.batch_1": 2.5, "max_abs.y.batch_1": 0.001}
-    assert described["tags"]["compile_stage.source"] == source.uri
+    bundle = make_bundle("net-compiled")
+    assert described["params"] == bundle.params
+    assert described["description"] == bundle.summary
+    assert described["tags"] == {
+        "compile_stage.source": source.uri,
+        "compile_stage.source_digest": source.digest,
+        "compile_stage.target": "cpu-server",
+        "compile_stage.policy": "fast",
+        "compile_stage.policy_digest": "sha256:0",
+        "compile_stage.precision": "int8",
+        "compile_stage.key": bundle.key,
+        "compile_stage.digest": bundle.digest,
+    }
+
+
+def test_what_the_disk_changed_is_not_published(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a full or faulty disk makes a version of other bytes than were proven, and it is promoted."""
+
+    def faulty(bundle: Path, into: Path, uri: str) -> Path:
+        copied = copy_model(bundle, into, uri)
+        (into / "data" / "artifact" / "model.bin").unlink()  # it may be a hard link
+        (into / "data" / "artifact" / "model.bin").write_text("Compiled")
+        return copied
+
+    with monkeypatch.context() as disk:
+        disk.setattr(folder, "copy_model", faulty)
+        with pytest.raises(RegistryError, match=r"other bytes than were written: data/artifact/model\.bin"):
+            registry.push(make_bundle("net"), source, {})
+    assert registry.push(make_bundle("net"), source, {}).version == "1", "a version was left of it"
+
+
+def test_whoever_may_read_the_registry_may_read_a_version(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle
+) -> None:
+    """Broken: a version belongs to the account that published it, and no server can load it."""
+    version = Path(registry.push(make_bundle("net"), source, {}).uri.removeprefix("folder:"))
+    assert stat.S_IMODE(version.stat().st_mode) == 0o755
 
 
 def test_what_a_dead_writer_left_is_cleared_away_and_never_seen(
