@@ -4,6 +4,7 @@ ports."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import pwd
@@ -74,6 +75,18 @@ SLOW_GROUPS = (
     ),
     ("conformance", "examples", "backends", "sources", "test_light_models", "test_program_backends"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Imports and collected tests stay until the end: the garbage collector never looks through them, which took a
+    third of the time of collecting (16 s to 10 s of CPU in each test process)."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,6 +16,9 @@ from compile_stage.registry.mlflow import MLflowRegistry
 
 Case = MakeBundle = Any  # conftest.Case and the fixture `make_bundle`
 
+# For what our own code decides of answers that other tests here get from a server too.
+without_server = pytest.mark.parametrize("case", ["embedded", "folder"], indirect=True)
+
 
 def test_resolve_pins_and_copies_into_a_folder_named_by_digest(case: Case, tmp_path: Path) -> None:
     source = case.resolve(tmp_path / "sources")
@@ -59,6 +62,7 @@ def test_another_key_is_another_version(case: Case, tmp_path: Path, make_bundle:
     assert (one.version, two.version) == ("1", "2")
 
 
+@without_server
 def test_the_versions_of_a_family_that_none_was_made_after_are_found(
     case: Case, tmp_path: Path, make_bundle: MakeBundle
 ) -> None:
@@ -156,6 +160,7 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
         registry.rollback(one.name, "other")
 
 
+@without_server
 def test_rollbacks_go_one_back_each_though_a_version_came_twice(
     case: Case, tmp_path: Path, make_bundle: MakeBundle
 ) -> None:
@@ -193,6 +198,7 @@ def test_a_version_that_an_early_release_promoted_comes_again(
         registry.rollback(one.name, "cpu-prod")
 
 
+@without_server
 def test_a_promotion_that_was_killed_changes_no_history(
     case: Case, tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
