@@ -136,6 +136,8 @@ def test_push_leaves_the_bundle_as_it_is(case: Case, tmp_path: Path, make_bundle
 
 
 def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: an alias goes where nobody sent it, or over what another stage put there meanwhile; or no way leads
+    back."""
     registry = case.registry
     one = case.publish(tmp_path, make_bundle, key="one")
     two = case.publish(tmp_path, make_bundle, key="two")
@@ -143,7 +145,10 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
     assert registry.current(one.name, "cpu-prod") is None
     assert registry.promote(one, "cpu-prod").previous is None
     assert registry.promote(two, "cpu-prod").previous == "1"
-    promoted = registry.promote(three, "cpu-prod")
+    for other in ("1", "", "3"):  # it was compared with what somebody else replaced meanwhile
+        with pytest.raises(AliasMovedError):
+            registry.promote(three, "cpu-prod", expected=other)
+    promoted = registry.promote(three, "cpu-prod", expected="2")
     assert (promoted.promoted_to, promoted.previous) == ("cpu-prod", "2")
     assert registry.promote(three, "cpu-prod").note  # nothing moves, and the record of what was before stays
     for other in ("1", "", "3"):  # not the one that comes before
