@@ -135,6 +135,18 @@ def test_push_leaves_the_bundle_as_it_is(case: Case, tmp_path: Path, make_bundle
     assert (Path(bundle.path) / "MLmodel").read_bytes() == before
 
 
+@without_server
+def test_a_validation_is_attached_with_its_tags(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """Broken: a validation that passed elsewhere lies with the version, and no list of versions says so."""
+    receipt = case.publish(tmp_path, make_bundle)
+    (tmp_path / "x86_64-1.json").write_text("{}")
+    case.registry.attest(receipt, tmp_path / "x86_64-1.json", {"validated.x86_64-1": "passed"})
+    tags = case.registry.published(receipt.uri).tags
+    assert tags == {**receipt.tags, "compile_stage.validated.x86_64-1": "passed"}
+    fetched = case.registry.fetch(receipt.uri, tmp_path / "fetched")
+    assert (fetched / "validations" / "x86_64-1.json").read_text() == "{}"
+
+
 def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBundle) -> None:
     """Broken: an alias goes where nobody sent it, or over what another stage put there meanwhile; or no way leads
     back."""

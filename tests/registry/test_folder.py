@@ -87,6 +87,39 @@ def test_files_lie_beside_the_model(
     }
 
 
+def test_a_promotion_that_is_killed_moves_no_alias_without_the_way_back(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: killed between its two files, a promotion leaves an alias that no rollback leads back from."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    one, two = (registry.push(make_bundle("net", key), source, {}) for key in "ab")
+    registry.promote(one, "prod")
+    for file in ("_remember", "_set_alias"):
+        with monkeypatch.context() as patched:
+            patched.setattr(folder, file, killed)
+            with pytest.raises(KeyboardInterrupt):
+                registry.promote(two, "prod")
+        now = registry.current(one.name, "prod")
+        assert now is not None
+        assert now.version == "1"
+    registry.promote(two, "prod")
+    assert registry.rollback(one.name, "prod").version == "1"
+
+
+def test_a_report_can_not_be_put_beside_the_version(
+    registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: the name of a report leads to another version's record, which is written over."""
+    receipt = registry.push(make_bundle("net"), source, {})
+    (tmp_path / "r.md").write_text("# Report")
+    with pytest.raises(RegistryError, match="leads out of the version's folder"):
+        registry.attach(receipt, {"../version.json": tmp_path / "r.md"})
+    assert registry.published(receipt.uri) == replace(receipt, created=False)
+
+
 def test_what_the_disk_changed_is_not_published(
     registry: FolderRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,12 @@ def test_a_publication_carries_lineage_metrics_report_and_note(
         assert note.startswith("# Compiled")
         assert note.endswith("report.md.)")
         assert len(note) < 8000
+    (tmp_path / "report.md").write_text("final")
+    registry.attach(one, files)
+    for run in (child, parent):
+        (into := tmp_path / run.info.run_id).mkdir()
+        assert Path(client().download_artifacts(run.info.run_id, "report.md", str(into))).read_text() == "final"
+        assert client().get_run(run.info.run_id).data.tags["mlflow.note.content"] == "final"
     sibling = client().get_run(client().get_model_version("net-compiled", two.version).run_id)
     assert sibling.data.tags["mlflow.parentRunId"] == child.data.tags["mlflow.parentRunId"]
     assert sibling.info.run_id != child.info.run_id
