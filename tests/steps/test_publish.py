@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from factories import run_context, target_policy
+from small_versions import bundle_of, write_model
 
 from compile_stage.core.context import Context
-from compile_stage.core.digest import digest_tree
 from compile_stage.core.records import Bundle, Receipt, Selection, SourceModel, TargetResult, UnvalidatedBundle
 from compile_stage.registry.folder import FolderRegistry
 from compile_stage.steps.publish import attach_reports, publish
@@ -24,23 +24,6 @@ def context(tmp_path: Path) -> Context:
 def ours(tmp_path: Path) -> SourceModel:
     model = write_model(tmp_path / "models" / "net", "weights", "onnx")
     return FolderRegistry().resolve(f"folder:{model}", tmp_path / "sources")
-
-
-def write_model(folder: Path, content: str, flavor: str) -> Path:
-    (folder / "data").mkdir(parents=True)
-    (folder / "data" / "model.bin").write_text(content)
-    (folder / "data" / "manifest.json").write_text("{}")
-    (folder / "MLmodel").write_text(f"flavors:\n  {flavor}:\n    data: data\n")
-    return folder
-
-
-def bundle_of(tmp_path: Path, content: str, key: str = "k") -> Bundle:
-    """A bundle of a model `net-compiled`, with that content."""
-    path = write_model(tmp_path / "bundles" / f"{key}-{content}", content, "compile_stage")
-    return Bundle(
-        path=str(path), digest=digest_tree(path / "data"), key=key, target="cpu", name="net-compiled", manifest={},
-        tags={}, metrics={}, params={}, summary="",
-    )  # fmt: skip
 
 
 def target_of(bundle: Bundle | None = None, *unvalidated: Bundle) -> TargetResult:
