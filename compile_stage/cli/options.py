@@ -160,7 +160,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`. An error that leaves standard output empty is a document there too: who reads it would find nothing."""
 
     @functools.wraps(command)
-    def told(*arguments: Any, as_json: bool, **given: Any) -> Any:
+    def documented(*arguments: Any, as_json: bool, **given: Any) -> Any:
         try:
             return command(*arguments, as_json=as_json, **given)
         except Exception as error:
@@ -171,7 +171,7 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
     return click.option(
         "--json", "as_json", is_flag=True, help="Put JSON on standard output; all else goes to standard error."
-    )(told)
+    )(documented)
 
 
 quiet_option: Decorator = click.option("-q", "--quiet", count=True, help="Say only how it ended.")
