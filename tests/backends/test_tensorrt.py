@@ -24,6 +24,10 @@ from compile_stage.core.records import PortableModel, Scheme, ShapeRange, Target
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.testing import check_backend, models
 
+pytestmark = pytest.mark.filterwarnings(  # of Polygraphy's own code, with Python 3.13 and newer
+    "ignore:'maxsplit' is passed as positional argument:DeprecationWarning"
+)
+
 ROOT = Path(__file__).parents[2]
 FP32 = Scheme(precision="fp32", name="fp32", native=True)
 
