@@ -39,6 +39,7 @@ from compile_stage.core.records import (
     Waiver,
     record,
 )
+from compile_stage.measure.one_thread import say_held_up
 from compile_stage.measure.performance import calls_needed
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.served_load import judge_served
@@ -50,7 +51,7 @@ from compile_stage.serving.manifest import artifact_of, data_folder
 from compile_stage.serving.missing_numbers import proven_missing
 from compile_stage.serving.taken_values import TAKEN, proven_taken
 from compile_stage.serving.trust import Trust
-from compile_stage.steps.benchmark import are_decided, benchmark
+from compile_stage.steps.benchmark import BASELINE, are_decided, benchmark
 from compile_stage.steps.export import inspect_published
 from compile_stage.steps.judge import judge_performance, judge_tolerances
 from compile_stage.steps.package import timings
@@ -316,20 +317,25 @@ def measure(
     )
     measured = benchmark(context, baseline or validated.source, {job.id: validated.artifact}, request)
     measurement = measured.measurements.get(job.id)
-    if measurement is not None and beside_itself:
-        alone = (replace(timing, speedup=None, speedup_interval=None, stable=True) for timing in measurement.timings)
+    held_up = say_held_up(measured.measurements.get(BASELINE), job.target.threads)
+    if measurement is not None and (beside_itself or held_up):
+        alone = (
+            replace(timing, speedup=None, speedup_interval=None, mean_speedup_interval=None, stable=True)
+            for timing in measurement.timings
+        )
         measurement = replace(measurement, timings=tuple(alone))
     candidate = replace(candidate, measurement=measurement)
     policy = TargetPolicy(target=job.target, tolerances={}, performance=gates)
     judged = judge_performance(candidate, policy, _waivers(manifest), context.today)
     failure = measured.failures.get(job.id)
-    notes = (f"it failed during benchmarking: {failure.problem}",) if failure is not None else ()
+    notes = [f"it failed during benchmarking: {failure.problem}"] if failure is not None else []
+    notes += [f"{held_up}: none is shown; validate it again when the machine is idle"] if held_up else []
     served = judge_served(gates, _NO_SERVER)
     if served and _published_here(context.hardware, manifest):
         named = " and ".join(check.gate.metric for check in served)
         return replace(validated, candidate=judged), (*notes, f"{named}: as its run measured, not measured again")
     checks = (*(judged.verdict or Verdict(checks=())).checks, *served)
-    return replace(validated, candidate=replace(judged, verdict=Verdict(checks=checks))), notes
+    return replace(validated, candidate=replace(judged, verdict=Verdict(checks=checks))), tuple(notes)
 
 
 def _published_here(machine: Hardware, manifest: Mapping[str, Any]) -> bool:

@@ -12,11 +12,11 @@ import pytest
 
 from compile_stage import revalidation
 from compile_stage.core.digest import plain
-from compile_stage.core.records import Budget, Check, Gate, Outcome, SampleSet, Verdict
+from compile_stage.core.records import Budget, Check, Gate, Measurement, Outcome, SampleSet, Verdict
 from compile_stage.measure.recompute import refuse_verdict
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.timed_answers import Proof
-from compile_stage.steps.benchmark import Measured
+from compile_stage.steps.benchmark import BASELINE, Measured
 
 SPEEDUP = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
 SERVED = (
@@ -47,11 +47,13 @@ def validated() -> revalidation.Validated:
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The validation's measurement under these gates, of a manifest with these fields."""
 
-    def measure(*gates: Gate, **manifest: Any) -> tuple[revalidation.Validated, tuple[str, ...]]:
+    def measure(
+        *gates: Gate, baseline: Measurement | None = None, **manifest: Any
+    ) -> tuple[revalidation.Validated, tuple[str, ...]]:
         before = validated()
-        found = Measured(
-            measurements={before.candidate.job.id: before.candidate.measurement}, failures={}, cached=False
-        )
+        measurements: dict[str, Any] = {before.candidate.job.id: before.candidate.measurement}
+        measurements |= {BASELINE: baseline} if baseline is not None else {}
+        found = Measured(measurements=measurements, failures={}, cached=False)
         monkeypatch.setattr(revalidation, "benchmark", lambda *_: found)
         whole = {"performance": plain(gates), "verdict": None, "waivers": [], "fingerprint": "x", **manifest}
         return revalidation.measure(factories.run_context(tmp_path), whole, Budget(), before)
@@ -71,6 +73,21 @@ def test_a_gate_that_was_not_looked_at_is_not_passed(measured: Any) -> None:
     assert [check.gate for check in left] == list(SERVED)
     assert all("starts no server: run the stage on this hardware" in check.reason for check in left)
     assert refuse_verdict(with_served.verdict, job, (SPEEDUP, *SERVED), today) == "its verdict did not pass"
+
+
+@pytest.mark.parametrize(("alone_s", "passes"), [((), True), ((0.009,), True), ((0.001,), False)])
+def test_a_speedup_over_a_baseline_that_its_threads_held_up_passes_no_validation(
+    measured: Any, alone_s: tuple[float, ...], passes: bool
+) -> None:
+    """Broken: on a busy machine the original takes 10 ms with two threads and 1 ms with one, and a validation says that
+    `min_speedup` holds."""
+    timing = replace(factories.timing(1.0, 10, 1), latency_s=(0.01,) * 10, one_thread_s=alone_s)
+    found, notes = measured(SPEEDUP, baseline=factories.measurement(timings=(timing,)))
+    assert found.verdict.passed == passes
+    assert bool(notes) != passes
+    if not passes:
+        assert "the baseline took 10 ms with " in notes[0]
+        assert [check.outcome for check in found.verdict.checks if check.gate == SPEEDUP] == [Outcome.NOT_RUN]
 
 
 def test_a_model_is_not_made_unfit_for_the_machine_that_its_run_measured_it_on(measured: Any, tmp_path: Path) -> None:

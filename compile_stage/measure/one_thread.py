@@ -55,6 +55,18 @@ def time_on_one_thread(
     return found
 
 
+def say_held_up(baseline: Measurement | None, threads: int) -> str:
+    """Why no speedup over the baseline is one, as a part of a sentence; empty where `held_up` finds nothing."""
+    if baseline is None or (found := held_up(baseline)) is None:
+        return ""
+    timing, alone_s = found
+    return (
+        f"the baseline took {stats.median(timing.latency_s) * 1e3:.3g} ms with {threads} threads at batch "
+        f"{timing.batch_size}, and {alone_s * 1e3:.3g} ms with one: its threads waited for cores that other processes "
+        "held, so that the speedups over it are too large"
+    )
+
+
 def held_up(baseline: Measurement) -> tuple[Timing, float] | None:
     """The baseline's timing at a batch size at which its threads only held it up, and the seconds of a call with one;
     None where they don't, or nobody looked."""

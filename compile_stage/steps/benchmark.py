@@ -36,6 +36,7 @@ from compile_stage.core.records import (
 from compile_stage.measure import speedups
 from compile_stage.measure.interleaved import BASELINE as BASELINE
 from compile_stage.measure.leaving import gates_hold
+from compile_stage.measure.one_thread import held_up
 from compile_stage.measure.performance import calls_needed, check_performance, is_too_uncertain
 from compile_stage.measure.process_starts import ProcessStarts
 from compile_stage.measure.request import MOST_TRIES, MeasurementRequest
@@ -315,7 +316,8 @@ def _benchmark(
 
     def decided(measured: Mapping[str, Measurement]) -> bool:
         # Who joined was a try: that it is undecided has nobody measure all others again.
-        return all(request.decided(name, measured[name]) for name in artifacts)
+        # A baseline that its threads held up leaves each speedup open.
+        return held_up(measured[BASELINE]) is None and all(request.decided(name, measured[name]) for name in artifacts)
 
     key = _key(context, baseline, artifacts, request)
     stored = context.cache.read(_STEP, cache_key(key))

@@ -25,7 +25,7 @@ from compile_stage.core.records import Candidate, Plan, PredictSpeedup, Target, 
 from compile_stage.core.sample_files import as_given
 from compile_stage.measure import speedups, stats
 from compile_stage.measure.gates import holds
-from compile_stage.measure.one_thread import THREADS_COST, held_up
+from compile_stage.measure.one_thread import THREADS_COST, say_held_up
 from compile_stage.measure.performance import ratio_text
 from compile_stage.measure.whole_predict import SPEEDUP
 
@@ -234,13 +234,8 @@ def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
     threads alone tell.
     """
     winner, threads = target.winner, target.policy.target.threads
-    if target.baseline is not None and (waiting := held_up(target.baseline)) is not None:
-        slow, alone_s = waiting
-        return (
-            f"the baseline took {stats.median(slow.latency_s) * 1e3:.3g} ms with {threads} threads at batch "
-            f"{slow.batch_size}, and {alone_s * 1e3:.3g} ms with one: its threads waited for cores that other "
-            f"processes held, so that the speedups over it are too large; {_MEASURE_AGAIN}"
-        )
+    if waiting := say_held_up(target.baseline, threads):
+        return f"{waiting}; {_MEASURE_AGAIN}"
     base = target.baseline.timing(found.rows) if target.baseline is not None else None
     if base is None or not base.latency_s or found.original_s is None:
         return ""
