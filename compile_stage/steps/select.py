@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compile_stage.core import plugins
@@ -11,6 +11,7 @@ from compile_stage.core.records import (
     Candidate,
     Check,
     Measurement,
+    OptimizationStep,
     Outcome,
     PredictSpeedup,
     ResultState,
@@ -259,6 +260,7 @@ def without_speed(target: TargetResult) -> TargetResult:
     Reports, `result.json` and the manifest are made of this record. The winner's reason says that its speedup is not
     known. Timings keep their latencies, and no ratio. The winner's check of `min_speedup` holds the figure through
     predict(), by which it is judged instead; those of the others no figure.
+    Nor has the step of option tuning that was compared with the original.
     """
     winner, found = target.winner, target.predict_speedup
     if winner is None or found is None:
@@ -285,7 +287,17 @@ def without_speed(target: TargetResult) -> TargetResult:
         reasons={job_id: without_figure(reason) if job_id == winner.job.id else reason
                  for job_id, reason in target.selection.reasons.items()},
     )  # fmt: skip
-    return replace(target, candidates=tuple(candidates), selection=selection)
+    return replace(
+        target, candidates=tuple(candidates), selection=selection, ladder=tuple(_without_the_originals(target.ladder))
+    )
+
+
+def _without_the_originals(ladder: Sequence[OptimizationStep]) -> Iterator[OptimizationStep]:
+    """The steps of option tuning, those that were compared with the original without a figure."""
+    before = ""
+    for step in ladder:
+        yield replace(step, speedup=None, speedup_interval=None) if before == "original" else step
+        before = step.kind if step.accepted else before
 
 
 def _without_ratios(measured: Measurement | None) -> Measurement | None:
