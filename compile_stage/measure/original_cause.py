@@ -11,16 +11,20 @@ from compile_stage.measure.structure import STRUCTURE
 _CAUSE = "; the cause is the original: "
 
 
-def blame_original(checks: Sequence[Check], cause: str) -> tuple[Check, ...]:
+def blame_original(checks: Sequence[Check], cause: str, but_at: int = 0) -> tuple[Check, ...]:
     """With the cause behind the reason of each gate that failed. What does not depend on numbers, such as the names of
     outputs, has another cause.
 
     Args:
         cause: What the original does, and what to do; empty where it does nothing.
+        but_at: A batch size at which that explains nothing; 0 for none.
     """
     return tuple(
         replace(check, reason=f"{check.reason}{_CAUSE}{cause}")
-        if cause and check.outcome is Outcome.FAIL and check.gate.metric not in STRUCTURE
+        if cause
+        and check.outcome is Outcome.FAIL
+        and check.gate.metric not in STRUCTURE
+        and (not but_at or check.batch_size != but_at)
         else check
         for check in checks
     )

@@ -126,17 +126,17 @@ def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tupl
     from compile_stage.measure.behaviour import not_repeated
     from compile_stage.measure.original_cause import blame_original
 
-    beyond, cause = validation.reference.beyond, ""
+    beyond, cause, same_mates = validation.reference.beyond, "", 0
     if beyond is not None and (what := not_repeated(beyond.answers)):
         cause = f"it does not repeat its answers ({what}): log a model without chance or state in it"
     elif what := validation.reference.mixed_rows:
-        size = validation.reference.batch_size
+        same_mates = size = validation.reference.batch_size  # the artifact had the same batches there
         cause = (
             f"its answer to a sample depends on the rest of the batch ({what}), and it answered in batches of {size}: "
             f"say batch_sizes: [{size}] alone (smaller batches are then compared call by call), or log a model without "
             "that"
         )
-    return blame_original(checks, cause)
+    return blame_original(checks, cause, same_mates)
 
 
 def _has_failed(checks: Sequence[Check], waived: Collection[str]) -> bool:
