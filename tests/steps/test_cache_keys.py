@@ -227,6 +227,7 @@ STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
                 replace(REQUEST, holds=lambda *_: True),
                 replace(REQUEST, starts=3),
                 replace(REQUEST, first_look=True),
+                replace(REQUEST, baseline_threads=4),
                 replace(REQUEST, overtime=REQUEST.overtime + 1),
                 replace(REQUEST, target=replace(target(), generation=Generation(new_tokens=7))),
                 replace(REQUEST, drop_behind=(COSINE,)),
