@@ -187,9 +187,10 @@ PAGES: dict[str, Page] = {
     ),
     Code.KILLED: Page(
         "a process of the run was ended by SIGKILL",
-        "It was not the kernel for want of memory; a person, a scheduler or a container's limit did it. "
-        "It says nothing about the model.",
-        "Run again: what is finished is kept.",
+        "A person, a scheduler or a container's limit did it, or the kernel, since the machine's or the container's "
+        "memory was short: the message says which. It says nothing about the model.",
+        "Run again: what is finished is kept. Where memory was short, free some, or give the machine or container "
+        "more, first.",
     ),
     Code.DEVICE: Page(
         "a device can't be reached, or lacks something",

@@ -179,6 +179,7 @@ class WorkerError(CompileStageError):
         problem: One sentence.
         detail: The traceback or the log's tail, for the report.
         killed: Somebody else ended it with SIGKILL, and memory was not short.
+        starved: The kernel ended it with SIGKILL since the machine's or the container's memory was short.
     """
 
     code = Code.WORKER
@@ -189,6 +190,7 @@ class WorkerError(CompileStageError):
         super().__init__(problem, fix=fix)
         self.kind: FailureKind = kind
         self.killed = killed
+        self.starved = False
         self.detail = redacted(detail)
 
     @property
@@ -198,7 +200,7 @@ class WorkerError(CompileStageError):
 
 
 class KilledError(CompileStageError):
-    """Somebody ended a process of the run with SIGKILL: no fault of the model's."""
+    """Somebody, or the kernel for want of memory, ended a process of the run with SIGKILL: no fault of the model's."""
 
     exit_code = EXIT_USAGE
     code = Code.KILLED

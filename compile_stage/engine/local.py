@@ -397,6 +397,7 @@ class LocalWorker:
         )
         failure = self._failure(kind, what, words)
         failure.killed = kind == "crash" and returncode == -signal.SIGKILL
+        failure.starved = kind == "out_of_memory" and returncode == -signal.SIGKILL
         return failure
 
     def _failure(self, kind: FailureKind, what: str, words: str) -> WorkerError:

@@ -168,7 +168,7 @@ def prepare(
 @contextlib.contextmanager
 def source_errors(source: SourceModel) -> Iterator[None]:
     """A crash, a time-out or an error of the worker that holds the original is no job's failure: without the original
-    nothing is validated. That somebody killed it is not the source's fault either."""
+    nothing is validated. That somebody killed it, or the kernel for want of memory, is not the source's fault."""
     try:
         yield
     except WorkerError as error:
@@ -177,6 +177,12 @@ def source_errors(source: SourceModel) -> Iterator[None]:
                 f"the process that held the original model was killed: {error.problem}",
                 fix="run again; a time limit of the machine's, or somebody with kill -9, ended it, and memory was not "
                 "short",
+                where=source.uri,
+            ) from error
+        if error.starved:
+            raise KilledError(
+                f"the process that held the original model was killed: {error.problem}",
+                fix="free memory, or give this machine or container more, then run again; what is finished is kept",
                 where=source.uri,
             ) from error
         last = _last_words(error.detail) if error.kind == "crash" else []

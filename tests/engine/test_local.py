@@ -142,7 +142,7 @@ def test_who_was_killed_for_want_of_memory_between_two_calls_is_named_so(
         kills[0] += 1
         with pytest.raises(WorkerError) as raised:
             worker.call("echo", n=2)
-    assert (raised.value.kind, raised.value.killed) == ("out_of_memory", False)
+    assert (raised.value.kind, raised.value.killed, raised.value.starved) == ("out_of_memory", False, True)
 
 
 def test_there_is_room_for_what_memory_holds(engine: LocalEngine) -> None:

@@ -459,9 +459,14 @@ def test_a_source_that_fails_ends_the_run_as_refused_with_a_report(stage: Stage)
     assert (crashed.status, crashed.exit_code) == ("refused", 5)
 
 
-def test_a_source_whose_worker_somebody_killed_is_not_refused(context: Callable[[Scenario], Context]) -> None:
-    """Broken: an administrator's kill -9, or a machine's time limit, would be told as a fault of the model."""
-    killed = WorkerError("crash", "'export' was killed by signal 9 (SIGKILL)", killed=True)
+@pytest.mark.parametrize(("short", "fix"), [(False, "kill -9"), (True, "free memory")])
+def test_a_source_whose_worker_was_killed_is_not_refused(
+    context: Callable[[Scenario], Context], short: bool, fix: str
+) -> None:
+    """Broken: an administrator's kill -9, a machine's time limit, or the kernel in a container whose memory is short
+    would be told as a fault of the model, and `watch` would not try again."""
+    killed = WorkerError("out_of_memory" if short else "crash", "'export' was killed by signal 9 (SIGKILL)")
+    killed.killed, killed.starved = not short, short
     surroundings = context(Scenario(raises={("export", ""): killed}))
     plan = Plan(source=source(), policy=policy(), jobs=(FP32,), refused=())
     state = RunState("models:/m/1", "p.yaml", RunOptions(out=None, publish=False), lambda *_: {})
@@ -469,6 +474,7 @@ def test_a_source_whose_worker_somebody_killed_is_not_refused(context: Callable[
     with pytest.raises(KilledError, match=r"was killed by signal 9 \(SIGKILL\)") as caught, state:
         run(state, surroundings, plan)
     assert caught.value.exit_code == 2
+    assert fix in caught.value.fix
     assert state.written is not None
     assert (state.written.status, state.written.exit_code) == ("failed", 2)
 
