@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,8 +25,19 @@ def file_trouble(where: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RegistryError(
-            f"files of the registry can't be read or written: {error.strerror or error}", where=where
+            f"files of the registry can't be read or written: {error.strerror or error}",
+            fix=disk_fix(error),
+            where=where,
         ) from error
+
+
+def disk_fix(error: OSError) -> str:
+    """What to do about a file of a registry that the disk refuses; empty where that is not known."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "give this user the right to read and write there, then run again"
+    if error.errno == errno.EROFS:
+        return "mount it for writing, then run again"
+    return "free space there, then run again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 
 @contextmanager

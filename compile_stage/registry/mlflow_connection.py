@@ -17,10 +17,11 @@ from filelock import FileLock, Timeout
 from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import CompileStageError, RegistryError
+from compile_stage.core.errors import CompileStageError, RegistryError, StorageError
 from compile_stage.core.host import host
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full, without_folder
+from compile_stage.registry.folder_files import disk_fix
 from compile_stage.registry.mlflow_retries import (
     RetryingClient,
     UnreachableError,
@@ -184,9 +185,9 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             error.where = redacted(place)
         raise
     except MlflowException as error:
-        raise disk_full(error) or _explained(error, place, missing) from error
+        raise _full(error, place) or _explained(error, place, missing) from error
     except Exception as error:
-        if (full := disk_full(error)) is not None:
+        if (full := _full(error, place)) is not None:
             raise full from error
         if (known := without_folder(error) or _refused(error, place)) is not None:
             raise known from error
@@ -199,11 +200,25 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             problem = f"the registry's database fails: {_sentence(error)}"
         elif isinstance(error, OSError):
             raise RegistryError(
-                f"the registry's files can't be read or written: {redacted(str(error))}", where=place
+                f"the registry's files can't be read or written: {redacted(str(error))}",
+                fix=disk_fix(error),
+                where=place,
             ) from error
         else:
             raise
         raise UnreachableError(problem, fix=_fix_for(problem), where=place) from error
+
+
+def _full(error: Exception, place: str) -> StorageError | None:
+    """What to say of a full disk. Where the error names no file, it may be the registry's disk or one of ours."""
+    full = disk_full(error)
+    if full is not None and not full.where:
+        full.where = redacted(place)
+        full.fix = (
+            "free space where the registry keeps its files; where it does so on another machine, below TMPDIR and "
+            "COMPILE_STAGE_CACHE. Then run again: what is finished is kept"
+        )
+    return full
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import http.server
 import ipaddress
+import os
 import socket
 import ssl
 import threading
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage.core.errors import RegistryError
+from compile_stage.core.errors import CompileStageError, RegistryError, StorageError
 from compile_stage.registry import mlflow_connection
+from compile_stage.registry.folder_files import file_trouble
 from compile_stage.registry.mlflow_connection import connect
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -161,3 +164,25 @@ def test_a_server_of_mlflow_2_is_said_to_be_too_old(monkeypatch: pytest.MonkeyPa
     assert problem == "the server runs MLflow 2.22.0, and compile-stage needs 3.0 or newer"
     assert "upgrade the server" in fix
     assert "folder:FOLDER" in fix
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (errno.ENOSPC, StorageError, "free space where the registry keeps its files"),
+        (errno.EROFS, RegistryError, "mount it for writing"),
+        (errno.EACCES, RegistryError, "the right to read and write there"),
+    ],
+)
+def test_what_the_registrys_disk_refuses_says_where_and_what_to_do(
+    code: int, kind: type[CompileStageError], fix: str
+) -> None:
+    """Broken: of a full artifact store the message names no place and the folders of this machine, which have space;
+    of one that is mounted read-only, it says nothing to do."""
+    with pytest.raises(kind) as caught, mlflow_connection.trouble("models:/m-1/MLmodel"):
+        raise OSError(code, os.strerror(code))  # as `write` raises it, without the file's name
+    assert caught.value.where == "models:/m-1/MLmodel"
+    assert fix in caught.value.fix
+    with pytest.raises(RegistryError) as found, file_trouble("folder:/models"):
+        raise OSError(code, os.strerror(code))
+    assert fix.partition(" where ")[0] in found.value.fix
