@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -287,14 +288,17 @@ def _probe(uri: str) -> None:
     ask = partial(probe, backoff_factor=1, raise_on_status=False, stream=True, respect_retry_after_header=False)
     with repeated_call(within, ask, lambda: _PROBE_LIMIT_S, patience_s=_PROBE_PATIENCE_S) as answer:
         _demand_no_redirect(uri, answer)
-        _demand_soon(uri, answer)
+        wait_s = _asked_to_wait_s(uri, answer)
+    time.sleep(wait_s)  # once: who refuses again after it is repeated as any other
 
 
-def _demand_soon(uri: str, answer: Any) -> None:
-    """Raise RegistryError where the server refuses for now, and says when it may be asked again: later than anybody
-    waits here."""
+def _asked_to_wait_s(uri: str, answer: Any) -> int:
+    """The seconds after which a server that refuses for now may be asked again, by its `Retry-After`; 0 where it says
+    nothing. Raises RegistryError where that is later than anybody waits here."""
     asked = str(answer.headers.get("Retry-After", ""))
-    if answer.status_code in (429, 503) and asked and not (asked.isdigit() and int(asked) <= _PROBE_LIMIT_S):
+    if answer.status_code not in (429, 503) or not asked:
+        return 0
+    if not (asked.isdigit() and int(asked) <= _PROBE_LIMIT_S):
         when = f"in {asked} s" if asked.isdigit() else f"at {redacted(asked[:64])}"
         raise RegistryError(
             f"the server takes no requests for now ({answer.status_code}), and says to ask again {when} (Retry-After)",
@@ -302,6 +306,7 @@ def _demand_soon(uri: str, answer: Any) -> None:
             where=redacted(uri),
             code=Code.REGISTRY_UNREACHABLE,
         )
+    return int(asked)
 
 
 def _demand_mlflow(client: Any, uri: str) -> None:

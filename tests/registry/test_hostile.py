@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -440,6 +441,29 @@ def test_a_server_that_asks_to_wait_for_an_hour_is_not_waited_for(
             mlflow_connection.connect()
     assert ("error 503 again and again" if healthy else "says to ask again in 3600 s") in caught.value.problem
     assert caught.value.code == Code.REGISTRY_UNREACHABLE
+
+
+def test_a_server_that_asks_for_some_seconds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the first command after a restart behind a gateway that says `Retry-After: 20` fails after 7 seconds."""
+    waited: list[float] = []
+
+    def later(handler: BaseHTTPRequestHandler) -> None:
+        body = b"{}"
+        handler.send_response(200 if any(waited) else 503)
+        if not any(waited):
+            handler.send_header("Retry-After", "20")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setattr(mlflow_retries, "_PAUSES_S", (0.0,))
+    monkeypatch.setattr(mlflow_connection, "time", SimpleNamespace(sleep=waited.append))
+    with serving(later, healthy=False) as uri:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        assert mlflow_connection.connect() is not None
+        assert mlflow_connection.connect() is not None
+    assert waited == [20, 0]
 
 
 def test_a_gateway_without_a_server_is_said_by_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
