@@ -8,8 +8,9 @@ _LITTLE_BYTES = 4_000_000_000
 """PyTorch, ONNX Runtime and MLflow in one process map 1.1 GB and use a third of it, before there is a model."""
 
 _LEAST_BYTES = {"ulimit -v": 600_000_000, "ulimit -d": 350_000_000}
-"""Below them OpenBLAS, which NumPy loads, waits for ever in a call that no signal ends. On two cores it did so with
-410 and 307 MB; with 819 and 410 MB a small scikit-learn model is planned. More cores take more."""
+"""Below them OpenBLAS, which NumPy loads, waits for ever in a call that no signal ends (on two cores with 410 to
+512 MB, and 307 MB), or SciPy and ONNX Runtime can't be imported (594 and 348 MB). With 819 and 410 MB a small
+scikit-learn model is planned. More cores take more."""
 
 
 def limit_bytes() -> int | None:
@@ -34,7 +35,7 @@ def demand_enough() -> None:
         if limit < (least := _LEAST_BYTES[name]):
             raise UsageError(
                 f"a process may have {limit / 1e6:,.0f} MB of addresses here ({name}); below {least / 1e6:,.0f} MB "
-                "NumPy can't be loaded, and waits for ever",
+                "libraries such as NumPy can't be loaded, or wait for ever",
                 fix=f"{name} unlimited; a control group limits what is used",
             )
 
