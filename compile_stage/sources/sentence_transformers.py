@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "sentence_embedding"
 _FLAVOR = "sentence_transformers"
-_MODULES = ("Transformer", "Pooling", "Normalize", "Dense")
+_MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout")
 """Modules of sentence-transformers whose files are configuration and weights alone."""
 _ALLOWED = {".json", ".txt", ".model", ".md", ".safetensors"}
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
