@@ -25,7 +25,8 @@ _SKOPS = Version("0.13")
 _KNOWN = re.compile(
     r"""collections\.(OrderedDict|defaultdict)
     |   numpy\.dtype | numpy\.random\._pickle\.__randomstate_ctor | numpy\.random\.mtrand\.RandomState
-    |   scipy\.interpolate\._interpolate\.interp1d
+    |   scipy\._lib\.array_api_compat\.numpy\._aliases\.asarray
+    |   scipy\.interpolate\.(_bsplines\.BSpline | _interpolate\.interp1d)
     |   scipy\.sparse\._(csr|csc|coo|bsr)\.(csr|csc|coo|bsr)_(matrix|array)
     |   (_loss|sklearn\._loss\._loss)\.Cy\w+
     |   sklearn\._loss\.link\.(HalfLogitLink|IdentityLink|Interval|LogitLink|LogLink|MultinomialLogit)

@@ -102,3 +102,20 @@ def test_what_is_refused_comes_with_what_works(tmp_path: Path, step: Any, advice
     assert advice in (SklearnSource().refuse(source, PICKLES) or "")
     taken = save(tmp_path / "advised", make_pipeline(advised, Ridge()).fit(ROWS, TARGET))
     assert SklearnSource().refuse(taken, PICKLES) is None
+
+
+def test_splines_in_a_skops_file_are_data(tmp_path: Path) -> None:
+    """Broken: a pipeline with splines would need compliance.allow_pickle, though its file is no pickle."""
+    import skops.io
+
+    model = make_pipeline(SplineTransformer(), Ridge()).fit(ROWS, TARGET)
+    declared = skops.io.get_untrusted_types(data=skops.io.dumps(model))
+    mlflow.sklearn.save_model(
+        model,
+        tmp_path / "model",
+        signature=infer_signature(ROWS, TARGET),
+        serialization_format="skops",
+        skops_trusted_types=declared,
+        pip_requirements=["scikit-learn"],
+    )
+    assert SklearnSource().refuse(source_of(tmp_path / "model", "sklearn"), Compliance()) is None
