@@ -173,7 +173,7 @@ def _version(client: Any, bundle: Bundle, source: SourceModel, runs: Runs, model
         return receipt_of(first, created=True)  # our own call, whose answer was lost and which HTTP then sent again
     # Another machine was faster: its version stands, and ours goes with its files, unless they are what that machine
     # published too.
-    if model.tags.get(WRITER_TAG) == writer and first.model_id != model.model_id:
+    if model.tags.get(WRITER_TAG) == writer and model_of(first) != model.model_id:
         client.delete_logged_model(model.model_id)
     return receipt_of(first)
 

@@ -315,6 +315,9 @@ def test_runs_and_versions_say_what_they_are(
     assert run.info.run_name == "net-1 · cpu-server · onnxruntime int8"
     parent = client().get_run(run.data.tags["mlflow.parentRunId"])
     assert parent.info.run_name == "compile net-1 · fast"
+    other = registry.push(make_bundle("other-compiled", "other"), source, {})
+    below = client().get_run(client().get_model_version("other-compiled", other.version).run_id)
+    assert below.data.tags["mlflow.parentRunId"] != parent.info.run_id, "runs of two registered models are not mixed"
     page = f"#/experiments/{run.info.experiment_id}/runs/{version.run_id}/artifacts/report.html"
     assert version.description.endswith(f"Report: [runs:/{version.run_id}/report.html]({page})")
     assert "compiled by compile-stage" in client().get_registered_model("net-compiled").description
@@ -686,6 +689,32 @@ def test_a_version_made_twice_by_a_repeated_request_stays_one(
     assert (receipt.version, receipt.created) == ("1", True)
     assert [str(v.version) for v in client().search_model_versions("name = 'net-compiled'")] == ["1"]
     assert registry.fetch(receipt.uri, tmp_path / "fetched").is_dir()
+
+
+def test_a_faster_machine_that_published_the_same_upload_keeps_its_files(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: two machines make a version of one upload at once, the slower takes its own away again, and with it the
+    files of the one that stays."""
+    from mlflow import MlflowClient
+
+    real = MlflowClient.create_model_version
+
+    def slower(self: MlflowClient, *args: Any, **kwargs: Any) -> Any:
+        real(self, *args, **{**kwargs, "tags": {**kwargs["tags"], "compile_stage.push": "another machine's"}})
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", slower)
+    receipt = registry.push(make_bundle("net-compiled"), source, {})
+    assert (receipt.version, receipt.created) == ("1", False)
+    (version,) = client().search_model_versions("name = 'net-compiled'")
+    assert str(version.version) == "1"
+    assert client().get_logged_model(version.source.removeprefix("models:/")).status == "READY"
+    assert (registry.fetch(receipt.uri, tmp_path / "fetched") / "data" / "artifact" / "model.bin").is_file()
 
 
 def test_a_version_that_is_deleted_while_it_is_published_is_said_and_made_anew_by_the_next_run(

@@ -309,6 +309,7 @@ def look_at(tmp_path: Path) -> Looked:
         machine: str = "",
         backend: str = "",
         threads: int | None = None,
+        uri: str = "models:/m-compiled/1",
         **fields: Any,
     ) -> Incumbent:
         model = Path(tempfile.mkdtemp(dir=tmp_path)) / "saved"
@@ -323,7 +324,7 @@ def look_at(tmp_path: Path) -> Looked:
             }  # fmt: skip
             write_validation(found, path / "validations")
         context = replace(factories.run_context(tmp_path), hardware=here)
-        current = Receipt(uri="models:/m-compiled/1", name="m-compiled", version="1", digest="sha256:1", created=False)
+        current = Receipt(uri=uri, name="m-compiled", version="1", digest="sha256:1", created=False)
         other = artifact(digest="sha256:new")
         return _comparable(context, source(uri="models:/m/1"), current, successor or other, threads, (path, manifest))
 
@@ -389,6 +390,14 @@ def test_what_cannot_run_here_or_is_newer_keeps_the_alias(look_at: Looked) -> No
     absent = look_at(backend=next(name for name in names if plugins.missing(plugins.load("backends", name))))
     assert absent.artifact is None
     assert absent.obstacle.startswith("models:/m-compiled/1 can't run here: ")
+
+
+def test_code_that_nobody_vouches_for_is_not_run_beside(look_at: Looked) -> None:
+    """Broken: whoever moves an alias has his code run by the next run, which measures what the alias points to."""
+    elsewhere = "folder:/elsewhere/m-compiled/1"  # no registry that this machine is set up for
+    found = look_at(uri=elsewhere, data={"samples": {}, "spec": {"validation": {"source": "python:theirs:samples"}}})
+    assert found.artifact is None
+    assert "may not be run: it was not packaged on this machine" in found.obstacle
 
 
 def test_what_could_not_be_compared_keeps_the_alias() -> None:
