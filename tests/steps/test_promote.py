@@ -34,6 +34,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.recompute import holds
 from compile_stage.serving.manifest import read_manifest, write_validation
+from compile_stage.serving.trust import Trust
 from compile_stage.steps.promote import (
     Incumbent,
     _comparable,
@@ -233,6 +234,45 @@ def test_what_no_validation_can_pass_is_not_sent_to_one(tmp_path: Path) -> None:
             demand_passed({**drafted, "performance": plain(gates)}, tmp_path, date(2026, 1, 1), "uri")
         assert says in str(refused.value.fix)
         assert ("compile-stage validate" in str(refused.value.fix)) is (rate not in gates)
+
+
+def test_a_validation_that_passed_promotes_what_was_compiled_for_other_hardware(tmp_path: Path) -> None:
+    """Broken: a validation that failed, whose figures miss a gate, that left out a gate on speed, that was made on a
+    machine that the target is not for, or that nobody signed where signatures are demanded, moves an alias; or one
+    that is sound does not, since another one is not."""
+    path = tiny_bundle.save_bundle(tmp_path)
+    sound, off = (checks_of(cosine(value, Outcome.PASS))["verdict"] for value in (0.9999, 0.1))
+    drafted = {**checks_of(), "verdict": None, "key": "sha256:1"}
+
+    def attach(cpu: str = "this CPU", *, passed: bool = True, verdict: Any = sound) -> None:
+        machine = replace(hardware(), cpu=cpu)
+        found = {
+            "key": "sha256:1", "artifact": "sha256:0", "hardware": plain(machine), "fingerprint": machine.fingerprint,
+            "passed": passed, "timing": {}, "runtime": {}, "verdict": verdict,
+        }  # fmt: skip
+        write_validation(found, path / "validations")
+
+    def demand(trust: Trust | None = None, **fields: Any) -> None:
+        demand_passed({**drafted, **fields}, path, date(2026, 1, 1), "uri", trust)
+
+    attach(passed=False)
+    with pytest.raises(GateError, match="no validation is attached to it that passed, so it can't be promoted"):
+        demand()
+    attach(verdict=off)
+    with pytest.raises(GateError, match="cosine"):
+        demand()
+    attach("another CPU")
+    demand()  # one of two
+    attach()
+    demand()
+    speed = plain((Gate(metric="speedup", limit=1.0, direction="at_least"),))
+    with pytest.raises(GateError, match="speedup"):
+        demand(performance=speed)
+    elsewhere = plain(factories.job(where=factories.target(name="cpu", hardware={"machine": "sparc"})))
+    with pytest.raises(GateError, match="its validation is of a machine that it is not for"):
+        demand(job={**elsewhere, "gates": [plain(COSINE)]})
+    with pytest.raises(GateError, match="passed and is signed by somebody trusted"):
+        demand(Trust())
 
 
 @pytest.mark.parametrize(
