@@ -13,7 +13,7 @@ from factories import COSINE, SIGNATURE, artifact, job, run_context, source, tar
 from fake_engine import FakeWorker, Scenario
 
 from compile_stage.core.errors import IntegrityError
-from compile_stage.core.records import Check, Data, DataSpec, Outcome, PortableModel
+from compile_stage.core.records import Artifact, Check, Data, DataSpec, Gate, Job, Outcome, PortableModel
 from compile_stage.measure.reference import Reference
 from compile_stage.steps.reference import reference
 from compile_stage.steps.validate import Validated, ValidationSet, validate
@@ -27,6 +27,8 @@ MODEL = PortableModel(
     path="", digest="sha256:g", form="onnx", opset=17, precision="fp32", kept={}, signature=SIGNATURE, made_from=""
 )
 CORNERS = ("min (x 1x4)", "max (x 8x4)")
+# What is looked at beyond the validation samples.
+OTHER_CALLS = {"permuted_batch", "repeatable", "input_unchanged", "answer_kept", "missing_numbers", "taken_values"}
 
 
 class Answering(FakeWorker):
@@ -36,6 +38,7 @@ class Answering(FakeWorker):
         off: Batch size, or label of a corner → noise over signal.
         silent: Corners that it does not answer.
         on_predict: Called with each batch size.
+        on_corners: Called before it answers at the corners.
     """
 
     def __init__(self) -> None:
@@ -44,6 +47,7 @@ class Answering(FakeWorker):
         self.silent: tuple[str, ...] = ()
         self.predicted: list[int] = []
         self.on_predict: Callable[[], None] = lambda: None
+        self.on_corners: Callable[[], None] = lambda: None
 
     def _predict(self, into: str, batch_size: int = 0, **rest: Any) -> Any:
         self.predicted.append(batch_size)
@@ -52,6 +56,7 @@ class Answering(FakeWorker):
         return super()._predict(into, **rest)
 
     def _predict_corners(self, into: str, **_: Any) -> Any:
+        self.on_corners()
         answers = []
         for place, label in enumerate(label for label in CORNERS if label not in self.silent):
             self._error = self.off.get(label, 0.0)
@@ -68,9 +73,9 @@ class Bench:
         self.reference: Reference = reference(self.context, self.worker, source(), MODEL, self.samples, DATA, WHERE)
         self.worker.predicted.clear()
 
-    def validated(self, *, waived: frozenset[str] = frozenset()) -> Validated:
+    def validated(self, *, waived: frozenset[str] = frozenset(), of: Job = JOB, made: Artifact = ARTIFACT) -> Validated:
         known = ValidationSet(samples=self.samples, reference=self.reference, data=DATA, waived=waived)
-        return validate(self.context, self.worker, JOB, ARTIFACT, known)
+        return validate(self.context, self.worker, of, made, known)
 
 
 @pytest.fixture
@@ -95,6 +100,7 @@ def test_equal_answers_pass_at_every_batch_size_and_corner(bench: Bench) -> None
         *CORNERS
     ]
     assert [errors.output for errors in found.errors] == ["y"]
+    assert {check.gate.metric for check in found.verdict.checks} >= {"claimed_precision", *OTHER_CALLS}
 
 
 def test_a_batch_size_whose_answers_are_off_fails(bench: Bench) -> None:
@@ -124,6 +130,11 @@ def test_a_failure_ends_the_validation_unless_it_is_waived(bench: Bench) -> None
     waived = bench.validated(waived=frozenset({"cosine"}))
     assert bench.worker.predicted[0] == 1
     assert {check.gate.metric for check in bad(waived) if check.batch_size == 1} >= {"cosine"}
+    bench.worker.off = {1: 1.0, CORNERS[1]: 1.0}
+    int8 = replace(JOB, scheme=replace(JOB.scheme, precision="int8"))
+    whole = bench.validated(waived=frozenset({"cosine"}), of=int8)
+    assert [c.batch_size for c in whole.verdict.checks if c.gate.metric == "cosine"] == [1, 8, None, None]
+    assert {check.gate.metric for check in whole.verdict.checks} >= OTHER_CALLS
 
 
 def test_what_could_not_be_looked_at_does_not_pass_and_is_asked_again(bench: Bench) -> None:
@@ -144,8 +155,9 @@ def test_what_could_not_be_looked_at_does_not_pass_and_is_asked_again(bench: Ben
     assert bench.worker.predicted == []
 
 
+@pytest.mark.parametrize("when", ["on_predict", "on_corners"])
 @pytest.mark.parametrize("which", ["samples", "reference"])
-def test_files_that_are_changed_during_the_comparison_prove_nothing(bench: Bench, which: str) -> None:
+def test_files_that_are_changed_during_the_comparison_prove_nothing(bench: Bench, which: str, when: str) -> None:
     """Broken: an artifact that overwrites the samples or the original's answers with its own would pass."""
     path = Path((bench.samples if which == "samples" else bench.reference).path)
 
@@ -155,7 +167,7 @@ def test_files_that_are_changed_during_the_comparison_prove_nothing(bench: Bench
         file.chmod(0o644)
         np.save(file, array + 1)
 
-    bench.worker.on_predict = change
+    setattr(bench.worker, when, change)
     with pytest.raises(IntegrityError, match="were changed while candidates were compared"):
         bench.validated()
 
@@ -178,3 +190,29 @@ def test_limits_keep_the_place_where_the_policy_wrote_them(bench: Bench) -> None
         gates = (replace(COSINE, origin=origin),)
         found = validate(bench.context, bench.worker, replace(JOB, gates=gates), ARTIFACT, known)
         assert {c.gate.origin for c in found.verdict.checks if c.gate.metric == "cosine"} == {origin}
+
+
+def test_a_verdict_is_not_that_of_other_gates_settings_or_waivers(bench: Bench) -> None:
+    """Broken: what passed under a loose limit passes under a strict one; or what was proven of an artifact on one
+    thread is said of the same file on two."""
+    bench.worker.off = {8: 1.0}
+    loose = replace(JOB, gates=(replace(COSINE, limit=0.5),))
+    first = bench.validated(of=loose, waived=frozenset({"claim"}))
+    strict = bench.validated(waived=frozenset({"claim"}))
+    assert not strict.cached
+    assert COSINE.limit in {check.gate.limit for check in bad(strict)}
+    assert COSINE.limit not in {check.gate.limit for check in first.verdict.checks}
+    other = replace(ARTIFACT, options={**ARTIFACT.options, "threads": 2})
+    assert not bench.validated(made=other, waived=frozenset({"claim"})).cached
+    assert not bench.validated(waived=frozenset({"cosine"})).cached
+    assert bench.validated(waived=frozenset({"cosine"})).cached
+
+
+def test_an_own_metric_is_asked_each_time(bench: Bench) -> None:
+    """Broken: a function of the user's that changed, or what it reads, is taken for what it said before."""
+    own = Gate(metric="python:fake_engine:mean_off", limit=1.0, direction="at_most")
+    of = replace(JOB, gates=(COSINE, own))
+    for _ in range(2):
+        found = bench.validated(of=of)
+        assert own.metric in {check.gate.metric for check in found.verdict.checks}
+        assert not found.cached
