@@ -117,7 +117,7 @@ def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Targ
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
-        "export/14",
+        "export/15",
         "",
         key,
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
@@ -148,7 +148,7 @@ def _as_program(context: Context, worker: Worker, source: SourceModel, target: T
         "made_by": plugins.cache_identity("sources", source.flavor),
     }
     stored = context.cached(
-        "export-program/11",
+        "export-program/12",
         "",
         key,
         lambda into: _relative(
