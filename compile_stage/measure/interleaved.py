@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -34,12 +34,13 @@ from compile_stage.core.records import (
     Timing,
     record,
 )
-from compile_stage.measure import disturbance, speedups, stats, timing
+from compile_stage.measure import disturbance, speedups, timing
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.one_thread import may_be_held_up, time_on_one_thread
 from compile_stage.measure.participant import MEASURING_BYTES, Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
+from compile_stage.measure.played import Played, Round, first_look, timing_of, with_ratio
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.rounds import OVERTIME, Pace
 from compile_stage.measure.samples import open_samples
@@ -54,7 +55,6 @@ BASELINE = "baseline"
 
 _ROOM_BYTES = 500_000_000  # of a process beside a model's weights: packages, and what it computes with
 _ONE_THREAD_SHARE = 0.05  # of the time of a batch size
-_FIRST_LOOK = 2  # rounds: a shuffled order and its mirror image
 
 
 @record
@@ -84,43 +84,6 @@ class Rounds:
     rough_s: float = math.inf
     differ: Mapping[str, float] = field(default_factory=dict)
     may_leave: bool = False
-
-
-_Round: TypeAlias = dict[str, Turn]  # participant → its turn
-
-
-@dataclass
-class _Played:
-    """The rounds of one batch size, in order, so that who left them early was in the first of any of them.
-
-    Attributes:
-        quiet: Of each round, whether other processes left us the cores.
-        all_count: Somebody left by disturbed rounds, so that these go on counting.
-    """
-
-    rounds: list[_Round] = field(default_factory=list)
-    quiet: list[bool] = field(default_factory=list)
-    all_count: bool = False
-
-    @property
-    def clean(self) -> list[_Round]:
-        """The undisturbed rounds."""
-        return [played for played, quiet in zip(self.rounds, self.quiet, strict=True) if quiet]
-
-    @property
-    def disturbed(self) -> int:
-        return len(self.rounds) - sum(self.quiet)
-
-    @property
-    def deciding(self) -> list[_Round]:
-        """The undisturbed rounds, where there are enough of them; else all."""
-        clean = self.clean
-        return clean if len(clean) >= timing.MIN_ROUNDS and not self.all_count else self.rounds
-
-    @property
-    def dropped(self) -> int:
-        """Disturbed rounds that don't count."""
-        return len(self.rounds) - len(self.deciding)
 
 
 class Interleaved:
@@ -242,7 +205,7 @@ class Interleaved:
             self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
         folder = Path(tempfile.mkdtemp(dir=self._folder))  # rounds may be played again
         answers = AnswerLog(folder, self._samples.count, wanted.batch_size)
-        played, self._left = _Played(), {}
+        played, self._left = Played(), {}
         pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls, wanted.overtime)
         while BASELINE in self._runners:
             last, quiet = self._round(
@@ -250,12 +213,12 @@ class Interleaved:
             )
             now_s = time.monotonic()
             if self._shorten(pace, last, len(played.rounds) + 1, now_s):
-                played = _Played()
+                played = Played()
                 continue
             played.rounds.append(last)
             played.quiet.append(quiet)
             late = self._is_over(pace, played, now_s, wanted.seed)
-            if leads is not None and (first := _first_look(played, late=late)):
+            if leads is not None and (first := first_look(played, late=late)):
                 here = [name for name in leads if name in self._runners]
                 self._drop_far_slower(first, here, wanted)
                 leads = None
@@ -293,11 +256,11 @@ class Interleaved:
                 )
                 self._notes[name] = (*self._notes.get(name, ()), note)
 
-    def _is_over(self, pace: Pace, played: _Played, now_s: float, seed: int) -> bool:
+    def _is_over(self, pace: Pace, played: Played, now_s: float, seed: int) -> bool:
         known = lambda: timing.roughly_known(self._by_name(played.deciding), BASELINE, seed=seed)  # noqa: E731
         return pace.is_over(len(played.rounds), now_s, known)
 
-    def _in_doubt(self, played: _Played) -> bool:
+    def _in_doubt(self, played: Played) -> bool:
         """Whether somebody would be refused for its clock by few turns. Of two, one that the machine delayed is
         enough for that; of six their median is not moved by it."""
         if len(played.rounds) >= timing.MIN_ROUNDS:
@@ -305,7 +268,7 @@ class Interleaved:
         turns = self._turns(played.deciding)
         return any(refuse_clock(own, turns[BASELINE]) for name, own in turns.items() if name != BASELINE)
 
-    def _let_go(self, played: _Played, wanted: Rounds) -> None:
+    def _let_go(self, played: Played, wanted: Rounds) -> None:
         """Whoever is slower than the leader beyond doubt, and of whose gates none is open, leaves the rounds of this
         batch size. Looked at after each whole pair of rounds, like what ends them."""
         holds, rounds, number = self._request.holds, played.deciding, len(played.rounds)
@@ -319,18 +282,18 @@ class Interleaved:
             self._left[name] = leader
             self._progress(f"{name} left the rounds of batch {wanted.batch_size} after {number}: it is behind {leader}")
 
-    def _so_far(self, name: str, rounds: Sequence[_Round], wanted: Rounds) -> Measurement:
+    def _so_far(self, name: str, rounds: Sequence[Round], wanted: Rounds) -> Measurement:
         """What is known of it by these rounds, with room for what rounds of one process can't show."""
         turns, runner = self._turns(rounds), self._runners[name]
         others = len(self._runners) - 1
         ratio = one_process(latencies(turns[BASELINE]), latencies(turns[name]), others, wanted.seed)
         return Measurement(
-            timings=(*runner.timings, _with_ratio(self._timing(turns[name], wanted), ratio)),
+            timings=(*runner.timings, with_ratio(self._timing(turns[name], wanted), ratio)),
             load_s=runner.load_s,
             peak_memory_bytes=runner.peak_memory_bytes,
         )
 
-    def _shorten(self, pace: Pace, last: _Round, rounds: int, now_s: float) -> bool:
+    def _shorten(self, pace: Pace, last: Round, rounds: int, now_s: float) -> bool:
         """Shorter turns from now on, where enough rounds would not fit otherwise; those before don't count then."""
         played = {name: turn for name, turn in last.items() if name in self._runners}
         shorter = pace.shorter_turns({name: self._runners[name].calls for name in played}, played, rounds, now_s)
@@ -339,7 +302,7 @@ class Interleaved:
             self.shares[name] = self._runners[name].share
         return bool(shorter)
 
-    def _refuse_turns(self, rounds: Sequence[_Round], answers: AnswerLog) -> bool:
+    def _refuse_turns(self, rounds: Sequence[Round], answers: AnswerLog) -> bool:
         """Drop whose latencies can't be believed, or whose answers were others than those that were proven. True where
         one of these disturbed the others."""
         turns = self._turns(rounds)
@@ -366,7 +329,7 @@ class Interleaved:
         files = sum(array.nbytes for array in samples.inputs.values())
         return MEASURING_BYTES + 4 * turn_bytes(samples, batch_size), files
 
-    def _drop_far_slower(self, first: Sequence[_Round], leads: Sequence[str], wanted: Rounds) -> None:
+    def _drop_far_slower(self, first: Sequence[Round], leads: Sequence[str], wanted: Rounds) -> None:
         rounds = self._turns(first)
         compared = {name: latencies(turns) for name, turns in rounds.items() if name != BASELINE or name in leads}
         for name, (leader, times) in timing.far_slower(compared, leads).items():
@@ -381,7 +344,7 @@ class Interleaved:
             self._end(name)
             self._progress(f"{name} {why}")
 
-    def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[_Round, bool]:
+    def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[Round, bool]:
         """One turn for each, of `longest_s` at most, and whether other processes left us the cores meanwhile."""
         before, played = self._usage(), {}
         names = tuple(name for name in self._runners if name not in self._left)
@@ -432,11 +395,11 @@ class Interleaved:
     def _usage(self) -> disturbance.Usage:
         return self._usage_there() if self._usage_there is not None else disturbance.usage()
 
-    def _turns(self, rounds: Sequence[_Round]) -> dict[str, list[Turn]]:
+    def _turns(self, rounds: Sequence[Round]) -> dict[str, list[Turn]]:
         """Of each participant; of one that left early those of the first rounds."""
         return {name: [played[name] for played in rounds if name in played] for name in self._runners}
 
-    def _by_name(self, rounds: Sequence[_Round]) -> dict[str, list[list[float]]]:
+    def _by_name(self, rounds: Sequence[Round]) -> dict[str, list[list[float]]]:
         """Of those that are still in the rounds."""
         return {name: latencies(turns) for name, turns in self._turns(rounds).items() if name not in self._left}
 
@@ -501,40 +464,14 @@ class Interleaved:
         if name == BASELINE:
             return timed
         base, own = latencies(rounds[BASELINE]), latencies(rounds[name])
-        return _with_ratio(timed, speedups.ratio_interval(base, own, seed=wanted.seed))
+        return with_ratio(timed, speedups.ratio_interval(base, own, seed=wanted.seed))
 
     def _timing(self, turns: Sequence[Turn], wanted: Rounds) -> Timing:
-        own = latencies(turns)
-        timed = Timing(
-            latency_s=tuple(value for turn in own for value in turn),
-            batch_size=wanted.batch_size,
-            environment=self._context.hardware.fingerprint,
-            rounds=len(own),
-            turns=tuple(len(turn) for turn in own),
-            cpu_s=tuple(turn.cpu_s for turn in turns),
-            threads=round(stats.median([float(turn.threads) for turn in turns])),
-            stable=True,
-        )
-        if first_s := tuple(value for turn in turns for value in turn.first_s):
-            timed = replace(timed, first_s=first_s, new_tokens=self._target.generation.new_tokens)
-        return timed
+        new_tokens = self._target.generation.new_tokens
+        return timing_of(turns, wanted.batch_size, self._context.hardware.fingerprint, new_tokens)
 
     def _progress(self, message: str) -> None:
         self._context.events.progress("benchmark", self._request.label, message)
-
-
-def _first_look(played: _Played, *, late: bool) -> list[_Round]:
-    """The rounds that say who is far slower: a first pair of undisturbed ones, else a few of any kind; empty while
-    there are too few."""
-    clean, rounds = played.clean, played.rounds
-    if len(clean) == _FIRST_LOOK:
-        return clean
-    return rounds if len(rounds) == timing.MIN_ROUNDS or (late and len(rounds) >= _FIRST_LOOK) else []
-
-
-def _with_ratio(timed: Timing, ratio: stats.Interval) -> Timing:
-    stable = speedups.is_within(ratio, speedups.UNSTABLE)
-    return replace(timed, stable=stable, speedup=ratio.value, speedup_interval=(ratio.low, ratio.high))
 
 
 def _notes(runner: Participant) -> tuple[str, ...]:
