@@ -118,6 +118,12 @@ class RegistryError(CompileStageError):
     code = Code.REGISTRY
 
 
+class FilesGoneError(RegistryError):
+    """The registry lists a version whose files were removed for good: nobody can serve it any more."""
+
+    code = Code.NOT_IN_REGISTRY
+
+
 class AliasMovedError(RegistryError):
     """An alias no longer points to what it was compared with: somebody else moved it meanwhile."""
 

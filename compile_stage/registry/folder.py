@@ -22,6 +22,7 @@ import os
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +31,7 @@ from compile_stage.core.alias_history import History
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.capabilities import RegistryCapabilities
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import IntegrityError, RegistryError, SourceError
+from compile_stage.core.errors import FilesGoneError, IntegrityError, RegistryError, SourceError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.leftovers import part_folder
 from compile_stage.core.ports import Registry
@@ -284,7 +285,7 @@ class FolderRegistry(Registry):
 
     def fetch(self, uri: str, into: Path) -> Path:
         place, into = _locate(uri), Path(into)
-        demand_mlmodel(place.model, _uri(place))
+        demand_mlmodel(place.model, _uri(place), partial(_files_removed, place))
         if (reason := refuse_tree(place.model)) is not None:
             raise IntegrityError(f"it is not what was published: {reason}", where=_uri(place))
         shutil.rmtree(into, ignore_errors=True)
@@ -365,10 +366,17 @@ def _locate(uri: str) -> _Place:
             code=Code.NOT_IN_REGISTRY,
         )
     if not path.is_dir():
-        raise RegistryError(
+        raise (FilesGoneError if path.parent.is_dir() else RegistryError)(
             f"there is no version {path.name} of {path.parent.name!r}", fix=_FORMS, where=uri, code=Code.NOT_IN_REGISTRY
         )
     return _Place(root=path.parents[1], name=path.parent.name, version=path.name, model=path / "model")
+
+
+def _files_removed(place: _Place) -> str | None:
+    """Why the files of a version, which are not there, will not come back; None where it is no version. They lie beside
+    what describes it, on the same disk."""
+    described = place.model.parent / "version.json"
+    return "somebody deleted them" if place.version and described.is_file() else None
 
 
 def _uri(place: _Place) -> str:

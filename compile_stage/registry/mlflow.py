@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -250,7 +251,7 @@ class MLflowRegistry(Registry):
             folder = mlflow_download.download(pinned.download, into, pinned.uri)
             absent = [name for name in mlflow_download.published_files(folder) if not (folder / name).is_file()]
             mlflow_download.demand_listed(pinned.download, absent, pinned.uri)
-            demand_mlmodel(folder, pinned.uri)
+            demand_mlmodel(folder, pinned.uri, partial(mlflow_versions.files_removed, client, pinned))
         except BaseException:
             shutil.rmtree(into, ignore_errors=True)
             raise

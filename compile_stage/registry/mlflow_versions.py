@@ -7,7 +7,8 @@ from typing import Any
 
 from compile_stage.core import alias_history
 from compile_stage.core.records import Receipt
-from compile_stage.registry.mlflow_connection import is_code
+from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_pinning import Pinned
 from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, damaged, latest_of_family
 
 
@@ -54,6 +55,15 @@ def refuse_deleted(client: Any, version: Any) -> str | None:
             return f"its logged model {model} was deleted, and `mlflow gc` removes its files"
         raise
     return None
+
+
+def files_removed(client: Any, pinned: Pinned) -> str | None:
+    """Why the files of a version, which are not there, will not come back; None where the server records no deletion of
+    its logged model: its disk may not be mounted, or somebody deleted the files alone."""
+    if not pinned.version:
+        return None
+    with trouble(pinned.uri):
+        return refuse_deleted(client, client.get_model_version(pinned.name, pinned.version))
 
 
 def is_copy(version: Any) -> bool:

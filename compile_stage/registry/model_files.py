@@ -18,6 +18,7 @@ from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
 from compile_stage.core.errors import (
     AliasMovedError,
+    FilesGoneError,
     IntegrityError,
     RegistryError,
     SourceError,
@@ -90,19 +91,25 @@ class ModelFiles:
     mlmodel: JsonMap
 
 
-def demand_mlmodel(folder: Path, uri: str) -> None:
+def demand_mlmodel(folder: Path, uri: str, removed: Callable[[], str | None]) -> None:
     """Raise where a published version has no `MLmodel`.
+
+    Args:
+        removed: Tells why the files were removed for good, by what the registry itself records; None where it records
+            nothing of the kind, as while the disk of the files is not mounted.
 
     Raises:
         IntegrityError: Its other files are there.
+        FilesGoneError: None is, and `removed` says why none comes back.
         RegistryError: None is.
     """
     if (folder / "MLmodel").is_file():
         return
     if (folder / "data" / "manifest.json").is_file():
         raise IntegrityError("it is not what was published: MLmodel is missing", where=uri)
-    raise RegistryError(
-        "the registry lists the model, but its files are not there (no MLmodel)",
+    reason = removed()
+    raise (RegistryError if reason is None else FilesGoneError)(
+        f"the registry lists the model, but its files are not there ({reason or 'no MLmodel'})",
         fix="delete the version, and run the stage again: it publishes a new one",
         where=uri,
     )

@@ -14,7 +14,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import GateError, IntegrityError, InternalError, RegistryError
+from compile_stage.core.errors import FilesGoneError, GateError, IntegrityError, InternalError, RegistryError
 from compile_stage.core.provenance import refuse_code
 from compile_stage.core.records import (
     Artifact,
@@ -50,6 +50,7 @@ class Incumbent:
             successor's own files, options and threads.
         threads: With which that artifact serves; None when there is none.
         obstacle: Why it can't be compared with here; empty when it can.
+        gone: Why nobody can serve what it points to any more, so that nothing is left to compare with; else empty.
         version: Of the registered model; empty when the alias is free.
         uri: Its address; empty when the alias is free.
         path: Its model directory, where its artifact was fetched.
@@ -62,6 +63,7 @@ class Incumbent:
     artifact: Artifact | None = None
     threads: int | None = None
     obstacle: str = ""
+    gone: str = ""
     version: str = ""
     uri: str = ""
     newer: str = ""
@@ -215,7 +217,7 @@ def published_now(
         return None, ""
     found = _look_at(context, source, current, successor, None)
     if found.artifact is None:
-        return None, found.obstacle or (f"{alias!r} points to {found.newer}" if found.newer else "")
+        return None, found.obstacle or found.gone or (f"{alias!r} points to {found.newer}" if found.newer else "")
     if check_integrity(found.path).get("signature_required"):
         return None, f"{current.uri} is served with its signature verified, and was not served beside"
     return FetchedVersion(uri=current.uri, path=found.path, artifact=found.artifact), ""
@@ -230,6 +232,8 @@ def _look_at(
         whole = check_integrity(folder)
     except IntegrityError as error:
         return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
+    except FilesGoneError as error:
+        return Incumbent(gone=f"{current.uri} can't be served any more: {error.problem}")
     except RegistryError as error:
         if error.code is not Code.REGISTRY:  # the registry itself is in trouble
             raise
@@ -324,7 +328,10 @@ def promote(
         if (awaited := approval.awaited(target.policy.promote, tags, receipt.uri)) is not None:
             return replace(receipt, note=f"{awaited}; then: compile-stage promote {receipt.uri} --alias {alias}")
     with context.events.step("promote", alias):
-        return registry.promote(receipt, alias, expected=before.version)
+        moved = registry.promote(receipt, alias, expected=before.version)
+    if before.gone:
+        return replace(moved, note=f"alias {alias!r} moved without a comparison: {before.gone}")
+    return moved
 
 
 def _refuse_slower(

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from mlflow.exceptions import MlflowException
 
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import CompileStageError, RegistryError, SourceError
+from compile_stage.core.errors import CompileStageError, FilesGoneError, RegistryError, SourceError
 from compile_stage.core.records import SourceModel
 from compile_stage.registry import mlflow_publish, mlflow_retries
 from compile_stage.registry.mlflow import MLflowRegistry
@@ -133,6 +135,29 @@ def test_a_version_whose_logged_model_was_deleted_is_published_again(
     assert f"its logged model {deleted} was deleted, and `mlflow gc` removes its files" in again.note
     assert not registry.push(make_bundle("net-compiled", "a"), source, {}).created
     assert registry.published(first.uri).version == "1"  # it stays, with its aliases, for people to say
+
+
+def test_only_what_mlflow_itself_removed_counts_as_gone(
+    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Broken: a disk that is not mounted for a while is taken for a clean-up, and an alias leaves what it points to
+    without a comparison; or after a clean-up no run moves the alias any more."""
+    receipt = registry.push(make_bundle("net-compiled", "a"), source, {})
+    model = client().get_model_version(receipt.name, receipt.version).source.removeprefix("models:/")
+    files = Path(client().get_logged_model(model).artifact_location.removeprefix("file://"))
+    away = files.rename(tmp_path / "unmounted")
+    with pytest.raises(RegistryError, match="its files are not there") as caught:
+        registry.fetch(receipt.uri, tmp_path / "fetched")
+    assert not isinstance(caught.value, FilesGoneError)
+    away.rename(files)
+    client().delete_logged_model(model)
+    registry.fetch(receipt.uri, tmp_path / "still-served")
+    store = str(registry.place())
+    collect = [sys.executable, "-m", "mlflow", "gc", "--backend-store-uri", store, "--tracking-uri", store]
+    subprocess.run(collect, check=True, capture_output=True)
+    assert not files.exists()
+    with pytest.raises(FilesGoneError, match=f"its files are not there .its logged model {model} was deleted"):
+        registry.fetch(receipt.uri, tmp_path / "fetched")
 
 
 def test_a_copy_that_lost_its_tags_is_told_how_to_get_them(

@@ -35,7 +35,7 @@ from compile_stage.core.records import (
 from compile_stage.registry.folder import FolderRegistry
 from compile_stage.serving.trust import Trust
 from compile_stage.serving.variant_writing import FamilyVersion, with_variants
-from compile_stage.steps.promote import Incumbent, incumbent, lacking, published_now, shipped
+from compile_stage.steps.promote import Incumbent, incumbent, lacking, promote, published_now, shipped
 
 HERE = hardware()
 SAMPLES = Gate(metric="samples", limit=32, direction="at_least")
@@ -239,8 +239,34 @@ def test_what_an_alias_points_to_is_compared_with_what_follows_it(
     weights.write_bytes(b"x")
     assert "is damaged" in now().obstacle
     shutil.rmtree(weights.parents[2])
-    assert now().artifact is None
-    assert now().obstacle
+    found = now()
+    assert (found.artifact, found.obstacle, found.version) == (None, "", "1")
+    assert found.gone.endswith("its files are not there (somebody deleted them)")
+    shutil.rmtree(weights.parents[3])
+    assert "there is no version 1" in now().gone
+    assert "there is no version 1" in published_now(context, ours, "m-compiled", "prod", successor)[1]
+    (tmp_path / "registry").rename(tmp_path / "unmounted")
+    assert now() == Incumbent(), "nothing is read of a disk that is not there, so no alias either"
+
+
+def test_an_alias_leaves_what_nobody_can_serve_any_more_and_says_so(
+    publish: Publish, ours: SourceModel, tmp_path: Path
+) -> None:
+    """Broken: after a clean-up took away what an alias points to, each run publishes, fails, and tells to compare with
+    what is not there; or the alias moves, and nobody learns that nothing was compared."""
+    context, first, second = run_context(tmp_path), publish("one", alias="prod"), publish("two")
+    assert first.receipt is not None
+    assert second.receipt is not None
+    shutil.rmtree(Path(first.receipt.uri.removeprefix("folder:")) / "model")
+    before = incumbent(context, ours, second.receipt, "prod", artifact(digest="sha256:new"), 1)
+    moved = promote(context, ours, second, "prod", before, None)
+    now = FolderRegistry().current(second.receipt.name, "prod")
+    assert now is not None
+    assert (now.uri, moved.promoted_to, moved.previous) == (second.receipt.uri, "prod", "1")
+    assert moved.note == (
+        f"alias 'prod' moved without a comparison: {first.receipt.uri} can't be served any more: the registry lists "
+        "the model, but its files are not there (somebody deleted them)"
+    )
 
 
 def test_targets_that_would_be_left_without_an_artifact_are_named() -> None:
