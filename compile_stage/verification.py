@@ -18,7 +18,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import plain, revive
 from compile_stage.core.environment import Hardware
 from compile_stage.core.error_codes import Code
-from compile_stage.core.errors import IntegrityError, RegistryError, UsageError
+from compile_stage.core.errors import FilesGoneError, IntegrityError, RegistryError, UsageError
 from compile_stage.core.file_trees import refuse_tree
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY, fitting_gates, has_language_gates
 from compile_stage.core.ports import Registry
@@ -75,6 +75,7 @@ class Published:
         signed_by: None where nobody signed, or nothing says whose signatures are trusted.
         trust: Whose signatures count for it; None where none is asked for.
         tags: Of its version; empty of a bundle on disk.
+        caution: What its registry says of its version: that its files are about to be removed. Else empty.
     """
 
     uri: str
@@ -84,6 +85,7 @@ class Published:
     trust: Trust | None
     tags: Mapping[str, str] = field(default_factory=dict)
     whole: Mapping[str, Any] = field(default_factory=dict)
+    caution: str = ""
 
     @property
     def signature_note(self) -> str:
@@ -130,7 +132,7 @@ def open_published(
         IntegrityError: A file or a tag is not what was published, or a signature that is demanded is not there.
         RegistryError: The version can't be had.
     """
-    folder, tags = _fetch(uri_or_bundle, context.scratch / "published")
+    folder, tags, caution = _fetch(uri_or_bundle, context.scratch / "published")
     trust = policy_trust(policy, named) if policy is not None else named
     demanded = named is not None or (policy is not None and policy.compliance.require_signature)
     demanded = demanded or bool(read_manifest(folder).get("signature_required"))
@@ -162,6 +164,7 @@ def open_published(
         signed_by=signed_by,
         trust=trust if demanded else None,
         tags=tags,
+        caution=caution,
     )
     if signed_by is not None and trust is not None:
         _compare_verdict(published, trust)
@@ -187,6 +190,7 @@ def verify(
     """
     manifest = published.manifest
     notes = ["every file has the digest that the manifest gives it", published.signature_note]
+    notes += filter(None, [published.caution])
     notes += _machine_note(context, manifest)
     variants = list(every_variant(published.whole))
     problems = [_of(one, problem) for one in variants for problem in _recorded(context, one)]
@@ -295,9 +299,10 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
         if trust is None:  # an original, to which somebody had moved the alias by hand
             return previous, "compile-stage did not publish it, so nothing says whether its files are whole"
     try:
-        open_published(context, uri, trust)
+        return previous, open_published(context, uri, trust).caution
     except (IntegrityError, RegistryError) as error:
-        if isinstance(error, RegistryError) and error.code is not Code.REGISTRY:
+        in_trouble = isinstance(error, RegistryError) and error.code is not Code.REGISTRY
+        if in_trouble and not isinstance(error, FilesGoneError):
             raise
         raise IntegrityError(
             f"{alias!r} stays at {now.uri}: what it pointed to before, {uri}, is not what was published "
@@ -305,14 +310,13 @@ def check_previous(context: Context, registry: Registry, name: str, alias: str, 
             fix=f"{fix}; or run the stage again, which publishes it anew",
             where=uri,
         ) from error
-    return previous, ""
 
 
 # ------------------------------------------------------------------------------------------------------------ the parts
 
 
-def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str]]:
-    """The files of a bundle or a version, and the version's tags."""
+def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str], str]:
+    """The files of a bundle or a version, the version's tags, and what the registry says of it."""
     here = Path(uri_or_bundle)
     if not is_uri(uri_or_bundle):
         if not here.is_dir():
@@ -322,12 +326,14 @@ def _fetch(uri_or_bundle: str, into: Path) -> tuple[Path, Mapping[str, str]]:
             )
         if (reason := refuse_tree(here)) is not None:
             raise IntegrityError(f"it is no bundle that compile-stage wrote: {reason}", where=uri_or_bundle)
-        return here.absolute(), {}  # a worker has a current folder of its own
+        return here.absolute(), {}, ""  # a worker has a current folder of its own
     registry = plugins.registry_for(uri_or_bundle)
     tags: Mapping[str, str] = {}
+    caution = ""
     with suppress(RegistryError):  # a logged model has files and no version; what can't be reached can't be fetched
-        tags = registry.published(uri_or_bundle).tags
-    return registry.fetch(uri_or_bundle, into), tags
+        held = registry.published(uri_or_bundle)
+        tags, caution = held.tags, held.note
+    return registry.fetch(uri_or_bundle, into), tags, caution
 
 
 def demand_vouched(published: Published, *, allow_code: bool) -> None:

@@ -159,7 +159,8 @@ def promote(
         published = verification.open_published(context, receipt.uri, trust)
         note = promotability.demand_promotable(context, published, allow_code=allow_code, serve_check=serve_check)
     moved = registry.promote(receipt, alias)
-    return replace(moved, note="; ".join([note, *promotability.cautions(published.manifest, moved)]))
+    cautions = [*filter(None, [receipt.note]), *promotability.cautions(published.manifest, moved)]
+    return replace(moved, note="; ".join([note, *cautions]))
 
 
 def rollback(uri: str, alias: str | None = None) -> Receipt:

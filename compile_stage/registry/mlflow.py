@@ -105,7 +105,12 @@ class MLflowRegistry(Registry):
         if KEY_TAG not in pinned.tags or not pinned.version:
             raise not_published(pinned.uri)
         with trouble(pinned.uri):
-            return mlflow_versions.receipt_of(client.get_model_version(pinned.name, pinned.version))
+            version = client.get_model_version(pinned.name, pinned.version)
+            deleted = mlflow_versions.refuse_deleted(client, version)
+            return replace(
+                mlflow_versions.receipt_of(version),
+                note=f"{deleted}: the next run publishes it anew" if deleted else "",
+            )
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
         with ending_what_failed(bundle.name) as experiments:

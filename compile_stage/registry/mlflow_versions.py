@@ -41,8 +41,8 @@ def model_of(version: Any) -> str:
 
 def refuse_deleted(client: Any, version: Any) -> str | None:
     """The reason, where the logged model that holds a version's files was deleted: the version is still served, until
-    `mlflow gc` removes them. None otherwise, and where the registry is another server than the one that holds logged
-    models."""
+    `mlflow gc` removes them. None otherwise, where the registry is another server than the one that holds logged
+    models, and for an account that may not read the model's experiment."""
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -53,7 +53,8 @@ def refuse_deleted(client: Any, version: Any) -> str | None:
     except MlflowException as error:
         if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
             return f"its logged model {model} was deleted, and `mlflow gc` removes its files"
-        raise
+        if not is_code(error, "PERMISSION_DENIED"):
+            raise
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from factories import policy_text
+from mlflow import MlflowClient
 
 from compile_stage import api
 from compile_stage.core.errors import AliasMovedError, IntegrityError, RegistryError
@@ -228,21 +229,25 @@ def test_promote_by_hand_says_what_it_did_not_compare_and_what_was_waived(
     )
 
 
-def test_a_folder_named_like_the_version_does_not_stand_for_it(
-    embedded: str, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
-) -> None:
-    """Broken: who opens a pull request commits a whole bundle as `models:/net-compiled/1`, and CI verifies, validates
-    or promotes the registry's damaged version by it."""
-    from mlflow import MlflowClient
-
+def published_in_mlflow(small_model: Path, policy: Path, out: Path) -> tuple[MlflowClient, Receipt]:
+    """Register a model, run, and return what was published of it."""
     client = MlflowClient()
     logged = client.create_logged_model("0", name="net")
     client.log_model_artifacts(logged.model_id, str(small_model))
     client.finalize_logged_model(logged.model_id, "READY")
     client.create_registered_model("net")
     client.create_model_version("net", f"models:/{logged.model_id}", model_id=logged.model_id)
-    receipt = api.run("models:/net/1", write_policy(*KNOWN), out=tmp_path / "out").targets[0].receipt
+    receipt = api.run("models:/net/1", policy, out=out).targets[0].receipt
     assert receipt is not None
+    return client, receipt
+
+
+def test_a_folder_named_like_the_version_does_not_stand_for_it(
+    embedded: str, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: who opens a pull request commits a whole bundle as `models:/net-compiled/1`, and CI verifies, validates
+    or promotes the registry's damaged version by it."""
+    client, receipt = published_in_mlflow(small_model, write_policy(*KNOWN), tmp_path / "out")
     source = client.get_model_version(receipt.name, receipt.version).source
     stored = Path(client.get_logged_model(source.removeprefix("models:/")).artifact_location)
     shutil.copytree(stored, Path("models:") / receipt.name / receipt.version)
@@ -252,3 +257,26 @@ def test_a_folder_named_like_the_version_does_not_stand_for_it(
         with pytest.raises(IntegrityError, match="the files are not those that were published"):
             command(receipt.uri)
     assert not client.get_registered_model(receipt.name).aliases
+
+
+def test_a_version_that_the_next_clean_up_removes_is_named_so(
+    embedded: str, small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Broken: somebody verifies a version and moves an alias to it, and the next `mlflow gc` deletes what production
+    loads, of which nobody was told."""
+    client, receipt = published_in_mlflow(small_model, write_policy(*KNOWN), tmp_path / "out")
+    model = client.get_model_version(receipt.name, receipt.version).source.removeprefix("models:/")
+    notes = api.verify(receipt.uri).notes
+    assert not any(model in note for note in notes)
+    copied = client.copy_model_version(receipt.uri, receipt.name)
+    copy = f"models:/{copied.name}/{copied.version}"
+    client.delete_logged_model(model)
+    caution = f"its logged model {model} was deleted, and `mlflow gc` removes its files: the next run publishes it anew"
+    assert caution in api.verify(receipt.uri).notes
+    assert caution in (api.promote(receipt.uri, "prod", serve_check=False).note or "")
+    api.promote(copy, "prod", serve_check=False)
+    assert api.rollback(f"models:/{receipt.name}@prod").note == caution
+    client.delete_model_version(copied.name, copied.version)  # it has the same key
+    again = api.run("models:/net/1", write_policy(*KNOWN), out=tmp_path / "again").targets[0].receipt
+    assert again is not None
+    assert again.created, "as the note says"

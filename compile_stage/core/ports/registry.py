@@ -48,7 +48,8 @@ class Registry(Plugin, Protocol):
 
     @abstractmethod
     def published(self, uri: str) -> Receipt:
-        """The published version that a URI means now. Raises RegistryError when it is none of ours."""
+        """The published version that a URI means now; `note` says so where the registry is about to remove its files.
+        Raises RegistryError when it is none of ours."""
 
     @abstractmethod
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
