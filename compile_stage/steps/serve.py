@@ -20,7 +20,7 @@ from compile_stage.core import plugins
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import CompileStageError, GateError, StorageError
+from compile_stage.core.errors import CompileStageError, GateError, StorageError, WorkerError
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
 from compile_stage.measure.served_tolerance import SERVED_TOLERANCE, served_tolerance
@@ -108,6 +108,8 @@ def _looked_at(
     samples: SampleSet | None,
     limits: WorkerLimits,
     trust: Trust | None,
+    *,
+    after_a_kill: bool = False,
 ) -> str:
     uri = version.uri
     with (
@@ -119,6 +121,8 @@ def _looked_at(
         except StorageError:  # this machine's trouble, not the version's
             raise
         except CompileStageError as error:
+            if isinstance(error, WorkerError) and error.killed and not after_a_kill:  # by somebody: it may well load
+                return _looked_at(context, version, target, samples, limits, trust, after_a_kill=True)
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
                 fix="load it yourself: mlflow.pyfunc.load_model, in a new process",

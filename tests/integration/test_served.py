@@ -3,6 +3,8 @@ proven."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +145,29 @@ def test_what_answers_otherwise_in_serving_is_not_promoted(
     (tmp_path / "data.npz").unlink()  # a machine that has no samples
     with pytest.raises(GateError, match="answers otherwise when MLflow loads it"):
         api.promote(receipt.uri, "by-hand")
+
+
+@pytest.mark.usefixtures("known_run")
+@pytest.mark.parametrize("kills", [1, 2])
+def test_what_somebody_killed_while_it_was_loaded_is_loaded_once_more(
+    small_model: Path, write_policy: Write, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """Broken: after somebody's kill -9 a run says that serving can't load what it published, and fails; or who kills
+    itself is loaded for ever."""
+    answers, killed = serve._answers, []
+
+    def kill_first(worker: Any, *given: Any) -> Any:
+        if len(killed) < kills:
+            killed.append(worker._started().pid)
+            os.kill(killed[-1], signal.SIGKILL)
+        return answers(worker, *given)
+
+    monkeypatch.setattr(serve, "_answers", kill_first)
+    policy = write_policy("backends: [onnxruntime], precisions: [fp32]", BODY)
+    result = api.run(f"folder:{small_model}", policy, out=policy.parent / "out")
+    receipt = result.targets[0].receipt
+    assert receipt is not None
+    assert (len(killed), result.exit_code, receipt.promoted_to) == (kills, *((0, "cpu-prod"), (3, None))[kills - 1])
 
 
 @pytest.mark.slow
