@@ -58,6 +58,7 @@ class Incumbent:
             then (docs/decisions/0039).
         proven: Of a version that holds a family, the targets that it holds something proven for.
         lacking: Those of them that what was published is not proven for. The alias stays then (docs/decisions/0075).
+        batch_sizes: Those of its target: it is proven in batches of them.
     """
 
     artifact: Artifact | None = None
@@ -70,6 +71,7 @@ class Incumbent:
     path: str = ""
     proven: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
 
 
 def where_aliases_ended(targets: Sequence[TargetResult]) -> tuple[TargetResult, ...]:
@@ -240,7 +242,8 @@ def _look_at(
         return Incumbent(obstacle=f"{current.uri} can't be had: {error.problem}")
     proven = proven_targets(whole, folder) if holds_variants(whole) else ()
     manifest = for_machine(whole, folder, context.hardware)
-    return replace(_comparable(context, source, current, successor, threads, (folder, manifest)), proven=proven)
+    found = _comparable(context, source, current, successor, threads, (folder, manifest))
+    return replace(found, proven=proven, batch_sizes=tuple(manifest["target"]["batch_sizes"]))
 
 
 def _comparable(
@@ -329,9 +332,23 @@ def promote(
             return replace(receipt, note=f"{awaited}; then: compile-stage promote {receipt.uri} --alias {alias}")
     with context.events.step("promote", alias):
         moved = registry.promote(receipt, alias, expected=before.version)
-    if before.gone:
-        return replace(moved, note=f"alias {alias!r} moved without a comparison: {before.gone}")
-    return moved
+    said = (
+        f"alias {alias!r} moved without a comparison: {before.gone}" if before.gone else _not_compared(target, before)
+    )
+    return replace(moved, note="; ".join(filter(None, (moved.note, said))))
+
+
+def _not_compared(target: TargetResult, before: Incumbent) -> str:
+    """What to know of batch sizes that what an alias pointed to is proven for, and of which the target has none: there
+    the successor may answer a request in parts, or refuse it; empty where there are none."""
+    asked = target.policy.target.batch_sizes
+    if not (dropped := sorted(set(before.batch_sizes) - set(asked))):
+        return ""
+    sizes = " and ".join(map(str, dropped))
+    return (
+        f"nothing was compared at batch size {sizes}, for which {before.uri} was proven: the target's batch_sizes lack "
+        "it, and such requests may be answered in parts, or refused. To compare there too, name it there and run again"
+    )
 
 
 def _refuse_slower(

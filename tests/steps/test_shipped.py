@@ -269,6 +269,27 @@ def test_an_alias_leaves_what_nobody_can_serve_any_more_and_says_so(
     )
 
 
+def test_batch_sizes_at_which_nothing_was_compared_are_named(
+    publish: Publish, ours: SourceModel, tmp_path: Path
+) -> None:
+    """Broken: a version for batches of 1 takes the place of one for 1 and 8, whose requests of 8 are answered in eight
+    calls from then on, and nobody is told."""
+    context = run_context(tmp_path)
+    first = publish("one", alias="prod", target={"name": "cpu", "device": "cpu", "batch_sizes": [1, 4, 8]})
+    second = publish("two")
+    assert first.receipt is not None
+    assert second.receipt is not None
+    before = replace(incumbent(context, ours, second.receipt, "prod", artifact(digest="sha256:new"), 1), artifact=None)
+    narrow, alike = (replace(second, policy=target_policy(target(batch_sizes=sizes))) for sizes in ((1,), (8, 4, 1)))
+    moved = promote(context, ours, narrow, "prod", before, None)
+    assert moved.promoted_to == "prod"
+    assert moved.note.startswith(
+        f"nothing was compared at batch size 4 and 8, for which {first.receipt.uri} was proven"
+    )
+    FolderRegistry().promote(first.receipt, "prod")
+    assert promote(context, ours, alike, "prod", before, None).note == ""
+
+
 def test_targets_that_would_be_left_without_an_artifact_are_named() -> None:
     """Broken: an alias moves to a version without what it held for other machines of the family, and these refuse to
     load it."""
