@@ -189,7 +189,7 @@ class Queue:
                 and_(jobs.c.id == row.id, jobs.c.attempt == row.attempt, jobs.c.beat_at == row.beat_at)
                 for row in self._silent(connection.execute(others).all())
             ]
-            waiting = and_(jobs.c.state == _QUEUED, _is_due(jobs.c.not_before, _LONGEST_RETRY_S))
+            waiting = and_(jobs.c.state == _QUEUED, _is_due(jobs.c.not_before, self._longest_pause(jobs.c.tries)))
             lost = and_(jobs.c.state == _RUNNING, or_(false(), *silent))
             is_ours = or_(
                 jobs.c.kind != "requalify",
@@ -259,14 +259,26 @@ class Queue:
         fate = {"state": _DONE if exit_code == EXIT_OK else _FAILED, "ended_at": now}
         may_pass = may_pass or exit_code == EXIT_REGISTRY
         if (may_pass or exit_code in (EXIT_INTERRUPTED, None)) and job.tries + 1 < _ATTEMPTS:
-            pause_s = self._retry_s * 4**job.tries if may_pass else 0.0
-            fate = {"state": _QUEUED, "not_before": now + min(pause_s, _LONGEST_RETRY_S)}
+            pause_s = self._pause_s(job.tries + 1) if may_pass else 0.0
+            fate = {"state": _QUEUED, "not_before": now + pause_s}
         values = {**fate, "tries": job.tries + 1, "exit_code": exit_code, "problem": problem[:2000]}
         attempt = {"job": job.id, "attempt": job.attempt, "kind": job.kind, "exit_code": exit_code, "seconds": seconds}
         with self._store.transaction() as connection:
             insert_once(connection, "attempts", **attempt, ended_at=now)
             connection.execute(jobs.update().where(self._is_mine(job)).values(**values))
         self._notify()
+
+    def _pause_s(self, tries: int) -> float:
+        """Seconds from the end of a job's try, its first being 1, to the next."""
+        return min(self._retry_s * 4.0 ** (tries - 1), _LONGEST_RETRY_S)
+
+    def _longest_pause(self, tries: Any) -> Any:
+        """The seconds that a job waits at most after so many tries: a column. At least those for which another
+        machine's clock may differ."""
+        from sqlalchemy import case
+
+        pauses = {n: max(self._pause_s(n), LOST_S) for n in range(1, _ATTEMPTS)}
+        return case(pauses, value=tries, else_=_LONGEST_RETRY_S)
 
     def release(self, job: Job) -> None:
         """Put back what was interrupted since the service is stopped: that is no failed try. What another has begun
