@@ -12,6 +12,7 @@ from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature
 from compile_stage.sources import encoders, mlmodel, tabular
+from compile_stage.sources.plain_operators import without_ml_operators
 from compile_stage.sources.sklearn_boosters import boosters, register_converters, takers_of_sparse
 from compile_stage.sources.sklearn_categories import compared_one_by_one, register_category_converters
 from compile_stage.sources.sklearn_centroids import register_centroid_converter
@@ -149,7 +150,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         tabular.join_columns(model, matrix_columns(by_name, source))
     elif by_number and (ordered := matrix_columns(names, source)) != names:
         tabular.pick_columns(model, [ordered.index(name) for name in names])
-    tabular.without_ml_operators(model)
+    without_ml_operators(model)
     return model
 
 

@@ -302,14 +302,21 @@ def test_a_plan_says_which_backend_does_not_take_the_graph_of_a_classifier(tmp_p
     """Broken: `plan` promised a job for each precision of OpenVINO, which knows no operator of ai.onnx.ml, and ended
     with 0; the run ended with 6."""
     sklearn = pytest.importorskip("mlflow.sklearn")
-    linear_model = pytest.importorskip("sklearn.linear_model")
+    tree = pytest.importorskip("sklearn.tree")
     from mlflow.models import infer_signature
 
     rows = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
     labels = (rows[:, 0] > 0).astype(np.int64)
-    model = linear_model.LogisticRegression().fit(rows, labels)
+    model = tree.DecisionTreeClassifier(max_depth=3).fit(rows, labels)
     signature = infer_signature(rows, model.predict(rows))
-    sklearn.save_model(model, tmp_path / "m", signature=signature, input_example=rows[:2], serialization_format="skops")
+    sklearn.save_model(
+        model,
+        tmp_path / "m",
+        signature=signature,
+        input_example=rows[:2],
+        serialization_format="skops",
+        skops_trusted_types=["sklearn.tree._tree.Tree"],
+    )
     np.savez(tmp_path / "data.npz", input=rows, y=labels)
     policy = tmp_path / "p.yaml"
     policy.write_text(
@@ -318,7 +325,7 @@ def test_a_plan_says_which_backend_does_not_take_the_graph_of_a_classifier(tmp_p
     )
     plan = api.plan(f"folder:{tmp_path / 'm'}", policy)
     assert not plan.jobs
-    assert [one.reason for one in plan.refused if "LinearClassifier" in one.reason]
+    assert [one.reason for one in plan.refused if "TreeEnsembleClassifier" in one.reason]
     result = api.run(f"folder:{tmp_path / 'm'}", policy, out=tmp_path / "out", publish=False)
     assert (plan.exit_code, result.exit_code) == (6, 6), (plan.problem, result.problem)
     several = api.plan(f"folder:{tmp_path / 'm'}", policy, sets=["targets.cpu.backends=[onnxruntime, openvino]"])
