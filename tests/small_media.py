@@ -12,10 +12,12 @@ import numpy as np
 
 TASKS = {
     "vit": "image-classification",
+    "vit by torchvision": "image-classification",
     "resnet": "image-classification",
     "detr": "object-detection",
     "features": "image-feature-extraction",
     "ast": "audio-classification",
+    "whisper": "audio-classification",
     "wav2vec2": "audio-classification",
 }
 LABELS = [f"kind {number}" for number in range(7)]  # more than the five that a pipeline names of pictures
@@ -61,7 +63,7 @@ def network(kind: str) -> Any:
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     wide = {**small, **labels, "initializer_range": 0.5}
     torch.manual_seed(0)
-    if kind == "vit":
+    if kind.startswith("vit"):
         made = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=32, patch_size=8, **wide))
     elif kind == "features":  # as from a checkpoint that was trained without the pooler
         made = transformers.ViTModel(
@@ -87,6 +89,15 @@ def network(kind: str) -> Any:
         )
     elif kind == "ast":
         made = transformers.ASTForAudioClassification(transformers.ASTConfig(max_length=48, num_mel_bins=32, **wide))
+    elif kind == "whisper":
+        made = transformers.WhisperForAudioClassification(
+            transformers.WhisperConfig(
+                vocab_size=32, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=32,
+                max_source_positions=50, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+                **labels,
+            )
+        )  # fmt: skip
     else:
         made = transformers.Wav2Vec2ForSequenceClassification(
             transformers.Wav2Vec2Config(
@@ -103,12 +114,16 @@ def processor(kind: str) -> Any:
 
     if kind in ("vit", "features"):
         return transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
+    if kind == "vit by torchvision":
+        return transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     if kind == "detr":
         return transformers.DetrImageProcessorPil(size={"height": 32, "width": 32}, do_pad=False)
     if kind == "resnet":
         return transformers.ConvNextImageProcessorPil(size={"shortest_edge": 32})
     if kind == "ast":
         return transformers.ASTFeatureExtractor(sampling_rate=RATE, num_mel_bins=32, max_length=48)
+    if kind == "whisper":
+        return transformers.WhisperFeatureExtractor(sampling_rate=RATE, feature_size=32, chunk_length=1, hop_length=80)
     return transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE)
 
 

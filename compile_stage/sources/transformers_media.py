@@ -157,8 +157,21 @@ def processor(pipeline: MediaPipeline, model: Any, signature: Signature, run: Ca
     except Exception as error:  # noqa: BLE001 - whatever a pipeline raises of what it can't read
         return Processor(refusal=f"it can't be compared with its own pyfunc: {first_line(error)}")
     if (reason := refuse_prediction(found, expected, _TOLERANCE)) is not None:
-        return Processor(refusal=f"it answers otherwise than its pyfunc: {reason}")
+        return Processor(refusal=f"it answers otherwise than its pyfunc: {reason}{_torchvision(pipeline.original)}")
     return Processor(media=how, runtime=package_versions("pillow") if pipeline.kind == "image" else {})
+
+
+def _torchvision(original: Any) -> str:
+    """What to do about a processor that resizes by torchvision, whose rounding is not Pillow's; empty for others."""
+    import transformers
+
+    by_pillow = f"{type(original).__name__}Pil"
+    if getattr(original, "backend", "") != "torchvision" or not hasattr(transformers, by_pillow):
+        return ""
+    return (
+        ". Its processor resizes by torchvision, whose pixels differ from Pillow's by up to 1 of 255, and a published "
+        f"model resizes by Pillow: log it with image_processor=transformers.{by_pillow}.from_pretrained(...)"
+    )
 
 
 def predictions(pipeline: MediaPipeline) -> Predictions | None:
@@ -253,6 +266,8 @@ def _image_settings(original: Any) -> dict[str, Any]:
 
 def _audio_settings(pipeline: MediaPipeline, model: Any) -> dict[str, Any]:
     original = pipeline.original
+    if not hasattr(original, "do_normalize"):  # Whisper's and others, whose spectrograms are of another kind
+        raise SourceError(f"its feature extractor ({type(original).__name__}) computes what a published model can't")
     shared = {"sampling_rate": pipeline.rate, "normalize": bool(original.do_normalize)}
     if hasattr(original, "num_mel_bins"):
         return {

@@ -197,6 +197,26 @@ def test_a_processor_that_does_more_keeps_pictures_out(tmp_path: Path) -> None:
     assert "code.py" in str(TransformersSource().refuse(source, Compliance()))
 
 
+def test_another_feature_extractor_is_named(tmp_path: Path) -> None:
+    """Broken: the note of a Whisper classifier said that its pyfunc can't be loaded, where it can; or its spectrogram
+    is taken for another one."""
+    source = source_of(small_media.save(tmp_path / "model", "whisper"), "transformers")
+    reason = TransformersSource().processor(source, tmp_path).refusal
+    assert reason == "its feature extractor (WhisperFeatureExtractor) computes what a published model can't"
+
+
+def test_a_processor_of_torchvision_is_said_how_to_replace(tmp_path: Path) -> None:
+    """Broken: whoever has torchvision installed, by which transformers then resizes, reads that scores are off, and not
+    why, and gets no published version that takes pictures."""
+    pytest.importorskip("torchvision", reason="transformers resizes by it where it is installed")
+    example = [small_media.encoded(_PICTURE)]
+    path = small_media.save(tmp_path / "torchvision", "vit by torchvision", example)
+    reason = TransformersSource().processor(source_of(path, "transformers"), tmp_path).refusal
+    assert "log it with image_processor=transformers.ViTImageProcessorPil.from_pretrained(...)" in reason
+    followed = source_of(small_media.save(tmp_path / "pillow", "vit", example), "transformers")
+    assert TransformersSource().processor(followed, tmp_path).refusal == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["detr", "features"])
 def test_detectors_and_features_of_pictures_have_the_networks_outputs(kind: str, tmp_path: Path, prove: Proof) -> None:
