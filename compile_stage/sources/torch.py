@@ -25,7 +25,7 @@ from compile_stage.sources import mlmodel, pt2, torch_forward
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.torch_portable import export_graph, save_program
-from compile_stage.sources.torch_refusals import refuse_program
+from compile_stage.sources.torch_refusals import refuse_outputs, refuse_program
 from compile_stage.sources.torch_signature import output_names, signature_of
 from compile_stage.sources.torch_size_limits import with_size_limits
 from compile_stage.sources.torch_tracing import example_of, export_module
@@ -61,7 +61,8 @@ class TorchSource(Exporter):
         if archive.exists():
             if not compliance.allow_pickle and (reason := pt2.refuse(archive)) is not None:
                 return f"{reason}; set compliance.allow_pickle in the policy if you trust where it comes from"
-            return refuse_program(_load_archive(source)) or _refuse_params(source, None)
+            program = _load_archive(source)
+            return refuse_program(program) or refuse_outputs(program) or _refuse_params(source, None)
         if (reason := mlmodel.missing_file(pickled, source)) is not None:
             return reason
         if not compliance.allow_pickle:
@@ -76,7 +77,8 @@ class TorchSource(Exporter):
                 "it was logged without an input example, and its signature does not say what it can be called with "
                 "(floats, of sizes that are fixed but for the batch): log it with input_example=..."
             )
-        return refuse_program(export_module(source, module, _NO_SHAPES)) or _refuse_params(source, module)
+        program = export_module(source, module, _NO_SHAPES)
+        return refuse_program(program) or refuse_outputs(program, module) or _refuse_params(source, module)
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:

@@ -74,6 +74,54 @@ def refuse_program(program: ExportedProgram) -> str | None:
     return None
 
 
+def refuse_outputs(program: ExportedProgram, module: Any = None) -> str | None:
+    """The reason when an output has no batch on axis 0, by the program or by what its module answers to more rows.
+
+    Where a policy asks for one batch size alone, an axis of that size would be taken for the batch.
+
+    Args:
+        module: What the program was traced from, where it is here.
+    """
+    inputs = len(program.graph_signature.user_inputs)
+    specs = list(tensors(program))
+    given, answered = specs[:inputs], specs[inputs:]
+    if all(spec.shape and isinstance(spec.shape[0], str) for spec in given):
+        fixed = [spec for spec in answered if spec.shape and isinstance(spec.shape[0], int)]
+        if fixed:
+            shape = ", ".join("batch" if size == given[0].shape[0] else str(size) for size in fixed[0].shape)
+            return (
+                f"one of its outputs has the shape [{shape}], and axis 0 must be the batch: log a model that answers "
+                "with the rows on axis 0 (torch.movedim), and leaves out what is no answer to a row"
+            )
+    elif module is not None and program.example_inputs is not None:
+        return _refuse_results_by_row(program, module)
+    return None
+
+
+def _refuse_results_by_row(program: ExportedProgram, module: Any) -> str | None:
+    """The reason when there are more outputs for more rows, as of a list with a dict for each."""
+    import torch
+
+    leaves, structure = torch.utils._pytree.tree_flatten(program.example_inputs)
+    if any(leaf.ndim == 0 for leaf in leaves):
+        return None
+    counts = []
+    for times in (1, 2):
+        args, kwargs = torch.utils._pytree.tree_unflatten([torch.cat([leaf] * times) for leaf in leaves], structure)
+        try:
+            with torch.no_grad():
+                counts.append(len(torch.utils._pytree.tree_leaves(module(*args, **kwargs))))
+        except Exception:  # noqa: BLE001 - it takes this batch alone, and may raise anything of another
+            return None
+    if counts[0] == counts[1]:
+        return None
+    rows = len(leaves[0])
+    return (
+        f"its forward answers {rows} rows with {counts[0]} tensors, and {2 * rows} with {counts[1]}: log a model that "
+        "stacks what it answers to each row (torch.stack), so that axis 0 of an output is the batch"
+    )
+
+
 def _scaled_table(program: ExportedProgram, values: Mapping[str, Any]) -> str:
     """The reason of an embedding with `max_norm`. What scales all rows at once is what its calls do row by row."""
     held = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target is not None}

@@ -1312,6 +1312,47 @@ def test_a_forward_with_a_loop_over_the_rows_is_refused_with_what_to_change(tmp_
     assert "no loop over the rows" in refused.value.fix
 
 
+class Stacked(torch.nn.Module):
+    def forward(self, rows: Any) -> Any:
+        return torch.movedim(rows[:, :2].T, 1, 0)
+
+
+class ResultOfEachRow(torch.nn.Module):
+    def forward(self, rows: Any) -> Any:
+        return [{"score": row[:2], "twice": row[:2] * 2} for row in rows.unbind(0)]
+
+
+def test_a_forward_with_a_dict_for_each_row_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    """Broken: where the policy asks for batches of 2 alone, the two numbers of a row are taken for two rows, and the
+    model is published with the answers to row 0 as those of both."""
+    source = save(tmp_path / "m", ResultOfEachRow().eval(), ROWS[:2], serialization_format="pickle")
+    reason = TorchSource().refuse(source, Compliance(allow_pickle=True))
+    assert reason is not None
+    assert "answers 2 rows with 4 tensors, and 4 with 8" in reason
+    assert "torch.stack" in reason
+
+
+@pytest.mark.parametrize("form", ["pickle", "pt2"])
+def test_an_output_whose_rows_are_on_another_axis_is_refused(tmp_path: Path, form: str) -> None:
+    """Broken: [2, batch] is taken for two rows where the policy asks for batches of 2 alone, and is published."""
+
+    class Across(torch.nn.Module):
+        def forward(self, rows: Any) -> Any:
+            return rows[:, :2].T
+
+    source = save(tmp_path / "m", Across().eval(), ROWS, serialization_format=form)
+    reason = TorchSource().refuse(source, Compliance(allow_pickle=True))
+    assert reason is not None
+    assert "has the shape [2, batch], and axis 0 must be the batch" in reason
+
+
+@pytest.mark.parametrize("network", [ByRow, Stacked], ids=["fixed", "open"])
+def test_a_forward_that_stacks_what_it_answers_to_each_row_is_taken(tmp_path: Path, network: Any) -> None:
+    """Broken: following the advice is refused too."""
+    source = save(tmp_path / "m", network().eval(), ROWS, serialization_format="pickle")
+    assert TorchSource().refuse(source, Compliance(allow_pickle=True)) is None
+
+
 class Repeated(torch.nn.Module):
     """A parameter for each row, whose number comes from len(), as people write it."""
 
