@@ -79,7 +79,7 @@ class _Plain:
             case "ArrayFeatureExtractor" if self._looks_up_one_row(node):
                 return [_node("Gather", list(node.input), node.output[0], axis=0)]
             case "ArrayFeatureExtractor" if node.input[1] in self._held and self._has_columns(node.input[0]):
-                places = self._constant(f"{node.output[0]}_places", self._held[node.input[1]].ravel())
+                places = self._constant(f"{node.output[0]}/plain_places", self._held[node.input[1]].ravel())
                 return [_node("Gather", [node.input[0], places], node.output[0], axis=1)]
         return None
 
@@ -97,7 +97,7 @@ class _Plain:
         """Its first input in float32, which operators of ai.onnx.ml make of any number by themselves."""
         from onnx import TensorProto
 
-        name, out = node.input[0], f"{node.output[0]}_in_float"
+        name, out = node.input[0], f"{node.output[0]}/plain_in_float"
         if self._type(name) == TensorProto.FLOAT:
             return [], name
         return [_node("Cast", [name], out, to=TensorProto.FLOAT)], out
@@ -109,12 +109,12 @@ class _Plain:
         cast, taken = self._floats(node)
         out = node.output[0]
         offset, scale = (
-            self._constant(f"{out}_{key}", np.asarray(values[key], np.float32)) for key in ("offset", "scale")
+            self._constant(f"{out}/plain_{key}", np.asarray(values[key], np.float32)) for key in ("offset", "scale")
         )
         return [
             *cast,
-            _node("Sub", [taken, offset], f"{out}_centred"),
-            _node("Mul", [f"{out}_centred", scale], out),
+            _node("Sub", [taken, offset], f"{out}/plain_centred"),
+            _node("Mul", [f"{out}/plain_centred", scale], out),
         ]
 
     def _imputer(self, node: NodeProto, values: Mapping[str, Any]) -> list[NodeProto] | None:
@@ -127,10 +127,10 @@ class _Plain:
         if not filled or not in_float or not np.isnan(values.get("replaced_value_float", 0.0)):
             return None
         name, out = node.input[0], node.output[0]
-        constant = self._constant(f"{out}_filled", np.asarray(filled, np.float32))
+        constant = self._constant(f"{out}/plain_filled", np.asarray(filled, np.float32))
         return [
-            _node("IsNaN", [name], f"{out}_missing"),
-            _node("Where", [f"{out}_missing", constant, name], out),
+            _node("IsNaN", [name], f"{out}/plain_missing"),
+            _node("Where", [f"{out}/plain_missing", constant, name], out),
         ]
 
     def _regressor(self, node: NodeProto, values: Mapping[str, Any]) -> list[NodeProto] | None:
@@ -151,10 +151,10 @@ class _Plain:
         if after is None or len(labels) < 2 or len(values.get("intercepts", ())) != len(labels):
             return None
         label, answer = node.output
-        scores, number = f"{answer}_scores", f"{label}_number"
+        scores, number = f"{answer}/plain_scores", f"{label}/plain_number"
         written = self._scores(node, values, len(labels), scores)
         if label in self._read:
-            classes = self._constant(f"{label}_classes", labels)
+            classes = self._constant(f"{label}/plain_classes", labels)
             written.append(_node("ArgMax", [scores], number, axis=1, keepdims=0))
             written.append(_node("Gather", [classes, number], label, axis=0))
         if after == "Softmax":
@@ -169,13 +169,13 @@ class _Plain:
 
         cast, taken = self._floats(node)
         table = np.asarray(values["coefficients"], np.float32).reshape(count, -1)
-        coefficients = self._constant(f"{out}_coefficients", np.ascontiguousarray(table.T))
-        product = f"{out}_product"
+        coefficients = self._constant(f"{out}/plain_coefficients", np.ascontiguousarray(table.T))
+        product = f"{out}/plain_product"
         beside = np.asarray(values.get("intercepts") or [0.0] * count, np.float32)
         return [
             *cast,
             _node("MatMul", [taken, coefficients], product),
-            _node("Add", [product, self._constant(f"{out}_intercepts", beside)], out),
+            _node("Add", [product, self._constant(f"{out}/plain_intercepts", beside)], out),
         ]
 
     def _shares(self, node: NodeProto) -> list[NodeProto]:
@@ -186,14 +186,14 @@ class _Plain:
         out = node.output[0]
         if taken in self._sums_to_one:
             return [_node("Identity", [taken], out)]
-        axes = self._constant(f"{out}_axes", np.asarray([1], np.int64))
-        least = self._constant(f"{out}_least", np.asarray(TINY, np.float32))
+        axes = self._constant(f"{out}/plain_axes", np.asarray([1], np.int64))
+        least = self._constant(f"{out}/plain_least", np.asarray(TINY, np.float32))
         return [
             *cast,
-            _node("Abs", [taken], f"{out}_magnitudes"),
-            _node("ReduceSum", [f"{out}_magnitudes", axes], f"{out}_sum", keepdims=1),
-            _node("Max", [f"{out}_sum", least], f"{out}_divisor"),
-            _node("Div", [taken, f"{out}_divisor"], out),
+            _node("Abs", [taken], f"{out}/plain_magnitudes"),
+            _node("ReduceSum", [f"{out}/plain_magnitudes", axes], f"{out}/plain_sum", keepdims=1),
+            _node("Max", [f"{out}/plain_sum", least], f"{out}/plain_divisor"),
+            _node("Div", [taken, f"{out}/plain_divisor"], out),
         ]
 
     def _looks_up_one_row(self, node: NodeProto) -> bool:
