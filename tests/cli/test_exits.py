@@ -31,7 +31,10 @@ def test_no_two_kinds_of_error_share_a_code() -> None:
     shared = {code: names for code, names in owners.items() if len(names) > 1}
     usage = {"PolicyError", "UsageError", "MissingDependencyError", "StorageError", "RemovedError", "KilledError"}
     usage |= {"DeviceError"}
-    assert shared == {errors.EXIT_USAGE: usage, errors.EXIT_REGISTRY: {"RegistryError", "AliasMovedError", "FilesGoneError"}}
+    assert shared == {
+        errors.EXIT_USAGE: usage,
+        errors.EXIT_REGISTRY: {"RegistryError", "AliasMovedError", "FilesGoneError"},
+    }
 
 
 def test_the_documentation_holds_the_generated_table() -> None:
