@@ -109,7 +109,6 @@ class Interleaved:
         self._stack = stack
         self._drafts = drafts
         self._proof = request.proof
-        self._after_a_kill = request.after_a_kill
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="timed-", dir=context.scratch)))
         self._runners: dict[str, Participant] = {}
         self._own: dict[str, ExitStack] = {}  # keeps the worker of one of them
@@ -443,7 +442,7 @@ class Interleaved:
     def _drop(self, name: str, error: CompileStageError) -> None:
         if name == BASELINE or isinstance(error, StorageError):
             raise error  # without the baseline no ratio means anything; for a full disk nobody is to blame
-        if isinstance(error, WorkerError) and error.killed and not self._after_a_kill:
+        if isinstance(error, WorkerError) and error.killed and not self._request.after_a_kill:
             raise error
         self._runners.pop(name, None)
         self._end(name)

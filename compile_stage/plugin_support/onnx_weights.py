@@ -52,6 +52,15 @@ def load(path: str | os.PathLike[str]) -> ModelProto:
     return model
 
 
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph, and all within it: branches, and bodies of loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+                yield from all_graphs(inner)
+
+
 def is_outside(tensor: TensorProto) -> bool:
     """True for a weight that lies in a file."""
     from onnx import TensorProto
@@ -246,8 +255,5 @@ def _file_of(tensor: TensorProto, folder: Path) -> Path:
 
 def _all_initializers(graph: GraphProto) -> Iterator[TensorProto]:
     """The weights of a graph, and of the graphs within it."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _all_initializers(inner)
+    for part in all_graphs(graph):
+        yield from part.initializer

@@ -7,7 +7,6 @@ answers all the same. Inputs and outputs keep their type, behind a Cast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.plugin_support import onnx_weights
@@ -33,14 +32,14 @@ def widen_float16(model: ModelProto) -> None:
     """Have all that is float16 in the graph, and in those within it, be float32; in place. Same graph, same names."""
     from onnx import TensorProto
 
-    for graph in _graphs(model.graph):
+    for graph in onnx_weights.all_graphs(model.graph):
         for tensor in graph.initializer:
             if tensor.data_type == TensorProto.FLOAT16:
                 _widen(tensor)
         for value in (*graph.value_info, *(() if graph is model.graph else (*graph.input, *graph.output))):
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes = [node for graph in _graphs(model.graph) for node in graph.node]
+    nodes = [node for graph in onnx_weights.all_graphs(model.graph) for node in graph.node]
     for node in (*nodes, *(node for function in model.functions for node in function.node)):
         for attribute in node.attribute:
             _widen_attribute(attribute)
@@ -81,20 +80,11 @@ def _keep_types(graph: GraphProto) -> None:
             renamed[value.name] = wide = names.fresh(f"{value.name}.float32")
             name = names.fresh(f"{value.name}.float16")
             last.append(helper.make_node("Cast", [wide], [value.name], name=name, to=TensorProto.FLOAT16))
-    for node in (node for part in _graphs(graph) for node in part.node):
+    for node in (node for part in onnx_weights.all_graphs(graph) for node in part.node):
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
-    for value in (value for part in _graphs(graph) if part is not graph for value in part.output):
+    for value in (value for part in onnx_weights.all_graphs(graph) if part is not graph for value in part.output):
         value.name = renamed.get(value.name, value.name)
     nodes: list[NodeProto] = [*first, *graph.node, *last]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and all within it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-                yield from _graphs(inner)
