@@ -23,6 +23,7 @@ from rich.text import Text
 from compile_stage.cli.live import LiveConsole, LiveTable, ProgressBoard, Work, left_text
 from compile_stage.cli.next_step import Asked, next_step
 from compile_stage.cli.step_lines import CachedSteps, StepNames, group_reasons, work_of
+from compile_stage.cli.tables import fit, lines
 from compile_stage.core.records import Job, Plan, Profiled, Refusal, RunResult, TargetResult
 from compile_stage.report import numbers, profiles, summary
 from compile_stage.report.option_tuning import option_tuning_line
@@ -199,7 +200,7 @@ class Display:
         width = self.console.width
         try:
             self.console.width = width if self._folds else _ONE_LINE
-            self.console.print(table)
+            self._print(table)
         finally:
             self.console.width = width
 
@@ -209,7 +210,7 @@ class Display:
         table = self._grid("", "")
         for key, text in report.machine.items():
             table.add_row(self._text(key, "dim"), self._text(text))
-        self.console.print(table)
+        self._print(table)
         for kind in ("backend", "source", "precision", "engine", "registry"):
             entries = [entry for entry in report.entries if entry.kind == kind]
             if not entries:
@@ -219,7 +220,7 @@ class Display:
                 state = self._text("ready", "green") if entry.ready else self._text("missing", "yellow")
                 table.add_row(self._text(entry.name), state, self._text(entry.version))
             self._say("")
-            self.console.print(table)
+            self._print(table)
             for entry in (one for one in entries if one.reason):
                 lead = "" if entry.reason.startswith(f"{entry.name} ") else f"{entry.name}: "
                 self._say(f"  {lead}{entry.reason}{':' if entry.fix else ''}")
@@ -240,7 +241,7 @@ class Display:
             ]  # fmt: skip
             table.add_row(self._text(outcome, "green" if outcome == "passed" else "red"), *map(self._text, cells))
         if verification.checks:
-            self.console.print(table)
+            self._print(table)
         for check in verification.checks if not wide else ():
             if (outcome := summary.outcome_word(check)) != "passed":
                 self._say(f"  {check.gate.metric} {outcome}: {check.reason}")
@@ -292,7 +293,7 @@ class Display:
         for operator in view.operators:
             cells = (numbers.percent(operator.share), numbers.duration(operator.mean_s), str(operator.calls))
             table.add_row(*map(self._text, (*cells, operator.kind, profiles.operator_name(operator))))
-        self.console.print(table)
+        self._print(table)
         for fusion in view.fusions if not self.quiet else ():
             self._say(f"  fused: {fusion}")
         for text in (*view.lines, *(view.profile.notes if self.verbose else ())):
@@ -316,7 +317,7 @@ class Display:
                 drop, error.kind if error.drop_db > 3 else "",
             )  # fmt: skip
             table.add_row(*(self._text(cell, "red" if departs else "") for cell in cells))
-        self.console.print(table)
+        self._print(table)
         for output, (graph_db, served_db) in trace.outputs.items():
             self._say(f"output {output}: {decibels(graph_db)} as the graph says, {decibels(served_db)} as it is served")
 
@@ -344,7 +345,7 @@ class Display:
             table = self._grid("", "job", "precision", "what", whole=("", "job", "precision"))
             for (mark, style), *cells in entries:
                 table.add_row(self._text(mark, style), *map(self._text, cells))
-            self.console.print(table)
+            self._print(table)
             return
         for (mark, style), job_id, precision, words in entries:
             self.console.print(self._text(f"{mark:<8}", style) + self._text(job_id), soft_wrap=True)
@@ -363,7 +364,6 @@ class Display:
             right=("p50", "size"),
             whole=("state", "backend", "p50", "size", *(() if long else ("scheme",))),
         )
-        table.columns[columns.index("speedup")].min_width = table.columns[columns.index("error")].min_width = 7
         # A long scheme is folded between its settings.
         schemes = [row.scheme.replace("+", " +") if long else row.scheme for row in rows]
         if long and max(len(row.backend) for row in rows) <= _LONG_PART:
@@ -376,7 +376,7 @@ class Display:
                 cells.append(row.reason)
             table.add_row(*map(self._text, cells), style=style if row.state == "won" else "")
             table.columns[0]._cells[-1] = self._text(cells[0], style)
-        self.console.print(table)
+        self._print(table)
         if not wide:
             for names, reason in summary.grouped_reasons(target, rows):
                 self._say(f"  {names}: {reason}")
@@ -442,6 +442,14 @@ class Display:
         for name in columns:
             table.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow="fold")
         return table
+
+    def _print(self, table: Table) -> None:
+        """The table, or its rows as lines where the terminal is too narrow for its columns."""
+        if fit(self.console, table):
+            self.console.print(table)
+            return
+        for line in lines(table):
+            self._say(f"  {line}")
 
     def _line(self, step: str, job_id: str, text: str) -> None:
         elapsed = time.monotonic() - self._started

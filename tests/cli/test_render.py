@@ -15,6 +15,7 @@ from compile_stage.cli.render import Display
 from compile_stage.core.events import EventLog
 from compile_stage.core.records import Plan, PolicyValue, RunResult, Verification
 from compile_stage.installation import DoctorEntry, DoctorReport
+from compile_stage.report import numbers, summary
 
 
 class Terminal(io.StringIO):
@@ -246,6 +247,27 @@ def test_a_scheme_with_settings_is_folded_between_them(factory: ModuleType, resu
     words = stream.getvalue().split()
     assert "+half-threads" in words
     assert "+no-arena" in words
+
+
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 96, 119, 140])
+def test_no_figure_is_cut_off_whatever_the_width(factory: ModuleType, result: RunResult, width: int) -> None:
+    """Broken: at 80 columns a table with a folded scheme was 82 wide, and its sizes ended in `74.7 k`."""
+    [target, *_] = result.targets
+    first = target.candidates[0]
+    scheme = dataclasses.replace(first.job.scheme, name="int8-u8s8+half-threads")
+    renamed = dataclasses.replace(first, job=dataclasses.replace(first.job, scheme=scheme))
+    target = dataclasses.replace(target, candidates=(renamed, *target.candidates[1:]))
+    stream = Log()
+    Display(stream, width=width).show_result(dataclasses.replace(result, targets=(target,)), Path("out"))
+    text = stream.getvalue()
+    table = text[: text.index("baseline ")]
+    assert max(map(len, table.splitlines())) <= width
+    whole = " ".join(table.split())
+    timed = [row for row in summary.rows(result, target) if row.timing]
+    assert len(timed) > 1
+    for row in timed:
+        assert numbers.size(row.size_bytes) in whole
+        assert numbers.duration(summary.median_s(row.timing)) in whole
 
 
 def test_a_log_is_as_wide_as_columns_says(result: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
