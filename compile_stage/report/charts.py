@@ -19,7 +19,7 @@ from compile_stage.report.pareto import MEMORY, SIZE, Axis, Point
 from compile_stage.report.rounds import Rounds
 
 WIDTH = 760
-_LEFT = 210  # room for labels
+_LEFT = 246  # room for labels of 36 characters, such as `onnxruntime int8-u8s8+half-threads`
 _RIGHT = 70
 _ROW = 30
 TOP = 14
@@ -334,7 +334,7 @@ def svg(shape: str, *values: object) -> Markup:
 
 
 def _label(text: str, y: float) -> Markup:
-    shown = text if len(text) <= 30 else text[:29] + "…"
+    shown = text if len(text) <= 36 else text[:35] + "…"
     return svg('<text class="name" x="{0}" y="{1}">{2}<title>{3}</title></text>', _LEFT - 12, y + 4, shown, text)
 
 

@@ -156,7 +156,7 @@
             description: { field: "label" } } },
           { transform: [{ filter: "datum.key === focused" }], mark: { type: "point", aria: false, size: 520, strokeWidth: 2.5, stroke: "var(--ink)", filled: false }, encoding: { x, y } },
           ...[["left", 12, "!datum.right"], ["right", -12, "datum.right"]].map(([align, dx, side]) => ({
-            transform: [{ filter: `datum.name !== '' && ${side}` }], mark: { type: "text", aria: false, dy: -14, dx, align, limit: 200 },
+            transform: [{ filter: `datum.name !== '' && ${side}` }], mark: { type: "text", aria: false, dy: -14, dx, align, limit: 280 },
             encoding: { x, y, text: { field: "name" } } })),
         ],
       });
