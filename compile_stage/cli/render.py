@@ -462,7 +462,7 @@ class Display:
     def _say(self, text: str, style: str = "") -> None:
         lead = len(text) - len(text.lstrip(" "))
         body = self._text(text.lstrip(" "), style)
-        self.console.print(Padding(body, (0, 0, 0, lead)) if lead else body, soft_wrap=not lead)
+        self.console.print(Padding(body, (0, 0, 0, lead), expand=False) if lead else body, soft_wrap=not lead)
 
     def _text(self, text: str, style: str = "") -> Text:
         clean = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

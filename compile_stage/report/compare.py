@@ -219,6 +219,9 @@ def _compare(
         worse += changes if winners[1] is None else []
     if before["source"]["digest"] != after["source"]["digest"]:
         notes.append("the source models differ")
+    if slowed := _slowed(old, new):
+        notes.append(f"something slowed the baseline down in {slowed}: speeds over it are not compared")
+    of_speeds: dict[str, list[str]] = {}
     ours = {_kind(candidate): candidate for candidate in new["candidates"]}
     pairs = [(_kind(one), one, ours.pop(_kind(one), None)) for one in old["candidates"]]
     for kind, candidate, other in (*_winners(old, new), *pairs):
@@ -230,10 +233,10 @@ def _compare(
         if candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost"):
             worse.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
         found, note = _figures(kind, candidate, other)
-        if any((run.get("predict_speedup") or {}).get("contradiction") for run in (old, new)):
+        if slowed:
             found = [figure for figure in found if figure.what != "speedup"]
-            note = "something slowed the baseline down: speeds over it are not compared"
-        notes += [f"{kind}: {note}"] if note else []
+            note = ""
+        of_speeds.setdefault(note, []).append(kind)
         if candidate["job_id"] == winners[0] and other["job_id"] == winners[1]:
             through, note = _through_predict(kind, old, new, before, after)
             notes += [f"{kind}: {note}"] if note else []
@@ -244,6 +247,7 @@ def _compare(
         figures += found
         changes += [figure_text(figure) for figure in found if figure.verdict != "unchanged"]
     changes += [f"{kind}: new, {candidate['state']}" for kind, candidate in ours.items()]
+    notes += [f"{', '.join(kinds)}: {note}" for note, kinds in of_speeds.items() if note]
     notes += _served(old, new)
     return TargetComparison(
         target=name,
@@ -254,6 +258,12 @@ def _compare(
         regressed=bool(worse),
         regressions=tuple(dict.fromkeys(worse)),
     )
+
+
+def _slowed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """In which runs something slowed the baseline down: `the first run`, `both runs`; empty where in none."""
+    first, second = ((run.get("predict_speedup") or {}).get("contradiction") for run in (old, new))
+    return "both runs" if first and second else "the first run" if first else "the second run" if second else ""
 
 
 def _served(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
