@@ -59,6 +59,11 @@ _LABEL_IS_LIKELIEST = re.compile(
 )
 
 
+_inspected: dict[tuple[str, str, str], Any] = {}
+"""Identity of a source → what it is converted to, of the one that was inspected last: where the same worker exports it
+next, a forest of 300 deep trees is converted once (15 s) and not twice. `export` takes it out, since it changes it."""
+
+
 class SklearnSource(Exporter):
     """Models that `mlflow.sklearn` logged."""
 
@@ -89,7 +94,7 @@ class SklearnSource(Exporter):
         estimator = _load(source)
         wanted = read_signature(estimator, source)
         demand_shapes(wanted, shapes, source)
-        model = convert(estimator, wanted, source)
+        model = _inspected.pop(source.identity, None) or convert(estimator, wanted, source)
         repairs: list[tuple[str, tabular.Repair]] = []
         column: tabular.Repair
         for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
@@ -214,9 +219,13 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
             " or 'predict_proba'" if len(signature.outputs) > 1 else ""
         )
     converted = convert(estimator, signature, source)
-    return refuse_answers(estimator, signature, source, converted) or (
+    reason = refuse_answers(estimator, signature, source, converted) or (
         None if has_columns(signature) else _refuse_names(estimator, signature, source)
     )
+    _inspected.clear()
+    if reason is None:
+        _inspected[source.identity] = converted
+    return reason
 
 
 def _fitted_names(estimator: Any) -> list[str]:

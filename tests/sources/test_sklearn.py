@@ -75,6 +75,7 @@ from compile_stage.core.records import Compliance, ShapeRange, SourceModel, Targ
 from compile_stage.serving.prediction_io import InputRefusedError, from_outputs, to_batch
 from compile_stage.sources import saved, tabular
 from compile_stage.sources.sklearn import SklearnSource
+from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_isotonic import ramps
 from compile_stage.sources.sklearn_missing import write_missing_directions
 
@@ -1188,3 +1189,30 @@ def test_the_step_that_is_not_converted_is_named(tmp_path: Path, step: Any, word
         reason = error.reason
     assert words in str(reason)
     assert "Ridge" not in str(reason)
+
+
+def test_what_was_inspected_is_exported_without_another_conversion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a forest of 300 deep trees was converted twice, by 15 s each; or a later export would give the graph that
+    the first one changed, or that of another model."""
+    conversions = []
+
+    def counted(*given: Any) -> Any:
+        conversions.append(given)
+        return convert(*given)
+
+    monkeypatch.setattr("compile_stage.sources.sklearn.convert", counted)
+    first, second = (
+        save(tmp_path / name, RandomForestClassifier(3, random_state=seed).fit(X, Y), X)
+        for name, seed in (("first", 0), ("second", 1))
+    )
+    made = {}
+    for number, source in enumerate((first, second)):
+        assert SklearnSource().refuse(source, PICKLES) is None
+        made[number] = SklearnSource().export(source, {}, tmp_path / f"export-{number}").path
+    assert len(conversions) == 2
+    again = SklearnSource().export(first, {}, tmp_path / "export-again").path
+    assert len(conversions) == 3
+    graphs = [Path(path).read_bytes() for path in (made[0], made[1], again)]
+    assert graphs[0] == graphs[2] != graphs[1]
