@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from compile_stage.core import plugins
 from compile_stage.core.alias_history import LONGEST_ALIAS
 from compile_stage.core.error_codes import Code
-from compile_stage.core.spelling import did_you_mean
+from compile_stage.core.spelling import did_you_mean, look_alike
 from compile_stage.policy.families import family_problems, published_as
 from compile_stage.policy.locks import unknown_locks
 from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
@@ -63,7 +63,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
                 yield Problem(
                     node.place,
                     where,
-                    f"unknown value {node.value!r}",
+                    f"unknown value {node.value!r}{look_alike(str(node.value))}",
                     f"one of: {', '.join(known)}",
                     near,
                     code=Code.UNKNOWN_NAME,
@@ -170,7 +170,7 @@ def _unknown_backend(place: Place, path: Path, name: str) -> Problem:
     return Problem(
         place,
         show_path(path),
-        f"unknown backend {name!r}",
+        f"unknown backend {name!r}{look_alike(name)}",
         allowed,
         did_you_mean(name, known),
         code=Code.UNKNOWN_NAME,
@@ -235,7 +235,7 @@ def _precision_keys(tree: Node, path: Path) -> Iterator[Problem]:
             yield Problem(
                 place,
                 show_path((*path, name)),
-                "unknown precision",
+                f"unknown precision{look_alike(name)}",
                 f"one of: {', '.join(known)}",
                 near,
                 code=Code.UNKNOWN_NAME,

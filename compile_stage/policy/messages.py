@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from compile_stage.core.error_codes import Code
-from compile_stage.core.spelling import did_you_mean
+from compile_stage.core.spelling import did_you_mean, look_alike
 from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
 from compile_stage.policy.nodes import Node, Path, Problem, leaves, show_path, without
@@ -24,6 +24,7 @@ from compile_stage.policy.values import (
     AS_WORD,
     CURRENCY,
     FUNCTION_METRIC,
+    SHIPPED_PRECISIONS,
     SOURCE,
     TAG_KEY,
 )
@@ -40,13 +41,15 @@ _UNITS = {
     "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "m": "minutes", "h": "hours",
     "hr": "hours", "hour": "hours", "hours": "hours",
     "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes",
+    "kib": "kibibytes", "tb": "terabytes", "tib": "tebibytes",
     "gib": "gibibytes", "g": "gigabytes", "gi": "gibibytes", "db": "decibels", "percent": "per cent", "pct": "per cent",
 }  # fmt: skip
 _SIZES = {
     "microseconds": ("time", 1e-6), "milliseconds": ("time", 1e-3), "seconds": ("time", 1.0), "minutes": ("time", 60.0),
     "hours": ("time", 3600.0), "nanoseconds": ("time", 1e-9), "bytes": ("size", 1.0), "kilobytes": ("size", 1e3),
     "megabytes": ("size", 1e6), "gigabytes": ("size", 1e9), "mebibytes": ("size", 2.0**20),
-    "gibibytes": ("size", 2.0**30),
+    "gibibytes": ("size", 2.0**30), "kibibytes": ("size", 2.0**10), "terabytes": ("size", 1e12),
+    "tebibytes": ("size", 2.0**40),
 }  # fmt: skip
 _PERCENT = ("%", "percent", "pct")
 
@@ -150,8 +153,12 @@ def _unknown_key(tree: Node, path: Path, known: Sequence[str], what: str) -> Pro
     if (right := _with_right_unit(key, known)) is not None:
         unit = _UNITS.get(right.rpartition("_")[2], "another unit")
         return Problem(place, shown, f"unknown {what}", f"this is given in {unit}: use {right}", code=Code.UNKNOWN_KEY)
-    near = did_you_mean(key, list(known))
-    return Problem(place, shown, f"unknown {what}", f"one of: {', '.join(known)}", near, code=Code.UNKNOWN_KEY)
+    word, colon, value = key.partition(":")
+    if colon and word in known:
+        advice = f"write a blank after the colon: {word}: {value or '...'}"
+        return Problem(place, shown, f"unknown {what}", advice, code=Code.UNKNOWN_KEY)
+    wrong, near = f"unknown {what}{look_alike(key)}", did_you_mean(key, list(known))
+    return Problem(place, shown, wrong, f"one of: {', '.join(known)}", near, code=Code.UNKNOWN_KEY)
 
 
 def _with_right_unit(key: str, known: Sequence[str]) -> str | None:
@@ -183,9 +190,6 @@ def _bad_key(tree: Node, path: Path, kind: str, context: dict[str, Any]) -> Prob
     return Problem(place, shown, f"{key!r} is not a valid name", "between 1 and 64 characters", code=Code.WRONG_NAME)
 
 
-_MEANT = {"gpu": "cuda", "nvidia": "cuda", "amd": "rocm", "mps": "apple", "metal": "apple"}
-"""Words that others have for a device, whose spelling is nearer to another one's."""
-
 _CURLY_QUOTES = "“”„‟‘’‚‛«»"
 
 _NAMES = "letters, digits, `_` and single `-`, since it becomes part of job ids and aliases"
@@ -199,6 +203,8 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
         return f"{node.value!r} holds a curly quote, which is no quote to YAML", f'write "{plain}"', ""
     if kind == "literal_error":
         words = _words(context)
+        if words == ("auto",) and node.value is None:
+            return "has no value", "write `auto`, or a list of backends", ""
         if words == ("auto",):
             return f"`{text}` is not a list of backends", f"write `auto`, or a list: [{text}]", ""
         if isinstance(node.value, bool):
@@ -209,12 +215,8 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
             )
         if isinstance(node.value, dict | list):
             return f"is a {'map' if node.is_map else 'list'}, not one word", f"one of: {', '.join(words)}", ""
-        meant = _MEANT.get(text.lower())
-        return (
-            f"unknown value {node.value!r}" if node.value is not None else "has no value",
-            f"one of: {', '.join(words)}",
-            meant if meant in words else did_you_mean(text, list(words)),
-        )
+        unknown = f"unknown value {node.value!r}{look_alike(text)}" if node.value is not None else "has no value"
+        return unknown, f"one of: {', '.join(words)}", did_you_mean(text, list(words))
     if kind in _RANGES:
         if (drop := _share_drop(path)) is not None:
             return f"{text} is out of range", f"a drop of {drop} is at least 0 and below 1: 1 % is 0.01", ""
@@ -278,14 +280,35 @@ def _explain_type(node: Node, text: str, kind: str, path: Path) -> tuple[str, st
         return f"`{text}` is text or a number, not a yes or no", "write true or false, without quotes"
     if kind == "string_type" and not isinstance(value, dict | list):
         what = "true/false" if isinstance(value, bool) else "a date" if isinstance(value, date) else "a number"
+        if "precisions" in path:
+            return f"`{text}` is read by YAML as {what}", f"one of: {', '.join(SHIPPED_PRECISIONS)}"
         return f"`{text}` is read by YAML as {what}, and a text is needed", f'put it in quotes: "{text}"'
     if kind.startswith("date"):
         return f"`{text}` is not a date", "write YYYY-MM-DD, such as 2027-01-31"
     if kind == "list_type":
-        return "is not a list", f"write [{text}]" if not isinstance(value, dict) else "write [a, b]"
+        return "is not a list", f"write {_as_list(value, text, path)}"
+    if (
+        kind == "string_type"
+        and isinstance(value, dict)
+        and len(value) == 1
+        and node.value[next(iter(value))].value is None
+    ):
+        name = f'"{{{next(iter(value))}}}"'
+        return "is a map to YAML, since it begins with `{`", f"put it in quotes: {name}"
+    if isinstance(value, str) and (joined := re.match(r"([A-Za-z_]\w*):(\S.*)", text)) and joined[1] in keys_at(path):
+        return f"`{text}` is a single value", f"write a blank after the colon: {joined[1]}: {joined[2]}"
     if isinstance(value, dict | list):
         return f"is a {'map' if isinstance(value, dict) else 'list'}", _needed(wanted, path)
     return f"`{text}` is a single value", _needed(wanted, path)
+
+
+def _as_list(value: Any, text: str, path: Path) -> str:
+    """What was probably meant, as a list."""
+    element = _step(_kind_at(path), 0)
+    if isinstance(value, dict):
+        return f"[{{{next(iter(value), '')}: ...}}]" if _model_in(element) else f"[{', '.join(value)}]"
+    sizes = re.fullmatch(r"\s*\d+(\s*[x,; ]\s*\d+)*\s*", text) if int in _alternatives(element) else None
+    return f"[{', '.join(re.findall(r'[0-9]+', text))}]" if sizes else f"[{text}]"
 
 
 def _needed(wanted: str, path: Path) -> str:
@@ -333,6 +356,10 @@ def _explain_percent(number: str, path: Path, wanted: str) -> str:
     if metric is not None and metric.better and metric.unbounded and key != "max_relative_drop":
         return f"write {metric.name}: {{max_relative_drop: {share:.12g}}}, or a number in the metric's own unit"
     is_share = metric is not None and not metric.unit and metric.name not in ("max_abs", "mean_abs", "allclose")
+    if (
+        key == "min_speedup" and share < 0.5
+    ):  # as the ratio that it is, it would let a model through that is as much slower
+        return f"write {1 + share:.12g} ({share:.0%} faster)"
     if is_share or key in ("min_speedup", "confidence"):
         return f"write {share:.12g}"
     return f"write {wanted}: {_about(path)}"
@@ -355,7 +382,14 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        return f"`{text}` is text", f"write {wanted}"
+        alone = re.fullmatch(r"[<>]=?\s*([-+]?\d[\d.]*)|([-+]?\d+,\d+)", text)
+        if alone is None:
+            return f"`{text}` is text", f"write {wanted}"
+        if alone[1]:
+            return f"`{text}` is text: a limit has a direction of its own", f"write {alone[1]}"
+        return f"`{text}` is text: a number has a decimal point, and no comma", f"write {text.replace(',', '.')}"
+    if not text.isascii():
+        return f"`{text}` is text to YAML{look_alike(text)}", f"write {number:.12g}"
     whole = wanted == _WANTED["int_type"]
     if whole:
         written = str(int(number)) if number.is_integer() else wanted

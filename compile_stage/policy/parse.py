@@ -117,14 +117,15 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Problem:
         return Problem(place, "", "a tab stands where YAML wants blanks", "indent with blanks only", code=Code.NOT_YAML)
     if "expected a single document" in problem or "expected a single document" in (error.context or ""):
         return Problem(place, "", "a second YAML document starts here", "a policy file holds one", code=Code.NOT_YAML)
-    if "undefined alias" in problem:
-        return Problem(
-            place,
-            "",
-            f"not valid YAML: {problem}",
-            "define the anchor (&name) above its use (*name)",
-            code=Code.NOT_YAML,
-        )
+    advice = ""
+    if "undefined alias" in problem or error.context == "while scanning an alias":
+        advice = "define the anchor (&name) above its use (*name), or quote a text that begins with `*`"
+    elif error.context == "while scanning a block scalar":
+        advice = "a limit is a number alone, without > or >=; a text that begins with `>` or `|` is put in quotes"
+    elif re.search(r":\s*\{\w+\}$", here[:column].rstrip()):
+        advice = "a text that begins with `{` is put in quotes"
+    if advice:
+        return Problem(place, "", f"not valid YAML: {problem}", advice, code=Code.NOT_YAML)
     if "mapping values are not allowed" in problem:
         advice = "quote a text that holds `: `, and put each key on its own line"
         return Problem(
@@ -235,6 +236,10 @@ class _Reader:
                 merges = key_place
                 inherited = self._merged(value_node, path)
                 continue
+            if _is_decimal_comma(key_node, value_node):
+                wrong = f"a comma stands before `{key_node.value}`, and begins another key"
+                self._report(key_place, path, wrong, "a number has a decimal point: 0.5")
+                continue
             key = self._key(key_node, path, key_place)
             if key is None:
                 continue
@@ -316,6 +321,12 @@ class _Reader:
         value = self._scalars.construct_object(node)
         self._scalars.constructed_objects = {}
         return value
+
+
+def _is_decimal_comma(key: yaml.Node, value: yaml.Node) -> bool:
+    """Whether a map in braces has digits as a key without a value: `{max_abs: 0,001}`."""
+    number = key.tag == f"{_TAG}int" and getattr(key, "style", "") is None
+    return number and value.tag == f"{_TAG}null" and value.value == ""
 
 
 def _joined(text: str) -> str:

@@ -30,6 +30,7 @@ PERCENT = [
     ("tolerances.int8.mae", "5%", "mae: {max_relative_drop: 0.05}"),
     ("tolerances.int8.log_loss.max_drop", "5%", "log_loss: {max_relative_drop: 0.05}"),
     ("performance.min_speedup", "120%", "1.2"),
+    ("performance.min_speedup", "10%", "1.1"),  # 0.1 would let a model through that is ten times slower
     ("promote.max_slowdown", "2%", "1.02"),
     ("promote.max_slowdown", "102%", "1.02"),
 ]
@@ -545,7 +546,8 @@ IN_A_FILE = {
     ),
     "anchor that is not there": (
         "targets: *t",
-        "p.yaml:4:10: not valid YAML: found undefined alias 't'; define the anchor (&name) above its use (*name)",
+        "p.yaml:4:10: not valid YAML: found undefined alias 't'; define the anchor (&name) above its use (*name), or "
+        "quote a text that begins with `*`",
     ),
     "unclosed bracket": (
         "targets: {t: {}\nowner: x\n",
@@ -576,6 +578,83 @@ IN_A_FILE = {
     "key that is a list": (
         "targets: {t: {[1]: 1}}",
         "p.yaml:4:15: targets.t: a key is a list or a map; keys are plain words",
+    ),
+    "a blank forgotten after a colon in braces": (
+        TARGET + "performance: {min_speedup:2}",
+        'p.yaml:5:15: performance."min_speedup:2": unknown key; write a blank after the colon: min_speedup: 2',
+    ),
+    "a blank forgotten after the only colon of a map": (
+        "targets:\n  t:\n    threads:2\n",
+        "p.yaml:6:5: targets.t: `threads:2` is a single value; write a blank after the colon: threads: 2",
+    ),
+    "decimal comma": (
+        TARGET + "tolerances:\n  fp32:\n    max_abs: 0,001\n",
+        "p.yaml:7:14: tolerances.fp32.max_abs: `0,001` is text: a number has a decimal point, and no comma; "
+        "write 0.001",
+    ),
+    "decimal comma in braces": (
+        TARGET + "tolerances: {fp32: {max_abs: 0,001}}",
+        "p.yaml:5:32: tolerances.fp32: a comma stands before `001`, and begins another key; a number has a decimal "
+        "point: 0.5",
+    ),
+    "a limit with its direction": (
+        TARGET + "tolerances: {fp32: {max_abs: <= 0.1}}",
+        "p.yaml:5:30: tolerances.fp32.max_abs: `<= 0.1` is text: a limit has a direction of its own; write 0.1",
+    ),
+    "a limit that YAML takes for a block of text": (
+        TARGET + "tolerances:\n  fp32:\n    cosine: >= 0.99\n",
+        "p.yaml:7:14: not valid YAML: expected chomping or indentation indicators, but found '='; a limit is a number "
+        "alone, without > or >=; a text that begins with `>` or `|` is put in quotes",
+    ),
+    "a number of bits for a precision": (
+        "targets: {t: {precisions: [8]}}",
+        "p.yaml:4:28: targets.t.precisions[0]: `8` is read by YAML as a number; one of: fp32, fp16, bf16, int8, "
+        "int8-dynamic, int4, fp8",
+    ),
+    "what others call a precision": (
+        "targets: {t: {precisions: [float16]}}",
+        "p.yaml:4:28: targets.t.precisions[0]: unknown value 'float16'; one of: fp32, fp16, bf16, int8, int8-dynamic, "
+        "int4, fp8; did you mean fp16?",
+    ),
+    "a letter of another alphabet": (
+        "targets: {t: {device: \u0441pu}}",
+        "p.yaml:4:23: targets.t.device: unknown value '\u0441pu', with U+0441 (CYRILLIC SMALL LETTER ES) in it; "
+        "one of: cpu, cuda, rocm, vulkan, apple, android, browser; did you mean cpu?",
+    ),
+    "a digit of another script": (
+        "targets: {t: {threads: \uff12}}",
+        "p.yaml:4:24: targets.t.threads: `\uff12` is text to YAML, with U+FF12 (FULLWIDTH DIGIT TWO) in it; write 2",
+    ),
+    "no backends at all": (
+        "targets: {t: {backends: null}}",
+        "p.yaml:4:25: targets.t.backends: has no value; write `auto`, or a list of backends",
+    ),
+    "sizes in one text": (
+        "targets: {t: {batch_sizes: 1x8}}",
+        "p.yaml:4:28: targets.t.batch_sizes: is not a list; write [1, 8]",
+    ),
+    "one waiver without its dash": (
+        TARGET + "waivers: {gate: cosine}",
+        "p.yaml:5:10: waivers: is not a list; write [{gate: ...}]",
+    ),
+    "placeholder without quotes": (
+        TARGET + "promote: {alias: {target}}",
+        'p.yaml:5:18: promote.alias: is a map to YAML, since it begins with `{`; put it in quotes: "{target}"',
+    ),
+    "template without quotes": (
+        TARGET + "publish:\n  name: {model}-fast\n",
+        "p.yaml:6:16: not valid YAML: expected <block end>, but found '<scalar>'; a text that begins with `{` is put "
+        "in quotes",
+    ),
+    "pattern without quotes": (
+        TARGET + "applies_to: {names: [*-vision]}",
+        "p.yaml:5:22: not valid YAML: found undefined alias '-vision'; define the anchor (&name) above its "
+        "use (*name), or quote a text that begins with `*`",
+    ),
+    "pattern of all without quotes": (
+        TARGET + "applies_to: {names: [*]}",
+        "p.yaml:5:23: not valid YAML: expected alphabetic or numeric character, but found ']'; define the anchor "
+        "(&name) above its use (*name), or quote a text that begins with `*`",
     ),
 }
 
