@@ -170,7 +170,7 @@ def predict_text(target: TargetResult) -> str:
     if found is None or winner is None:
         return ""
     timing = main_timing(target, winner.measurement)
-    runtime = "" if timing is None else f"{speedup_text(timing, interval=False)} in the runtime, "
+    runtime = "" if timing is None else f"{_in_a_sentence(speedup_text(timing, interval=False))} in the runtime, "
     if target.contradiction:
         runtime = "speedup in the runtime not known, "
     if not _is_predict_measured(target):
@@ -199,8 +199,12 @@ def _through_predict(target: TargetResult) -> str:
         return ""
     if found.stable or found.interval is None:
         return f"{numbers.ratio(found.speedup)} through predict()"
-    unstable = unstable_text(found.interval)
-    return f"{unstable}{',' if unstable != 'unstable' else ''} through predict()"
+    return f"{_in_a_sentence(unstable_text(found.interval))} through predict()"
+
+
+def _in_a_sentence(speedup: str) -> str:
+    """`0.40 to 0.42× (unstable)`: with a comma, "unstable" would belong to the words that follow."""
+    return speedup.replace("×, unstable", "× (unstable)")
 
 
 def promotion(result: RunResult, target: TargetResult) -> tuple[str, str] | None:

@@ -126,7 +126,7 @@ def test_a_busy_machine_is_said_wherever_speeds_are(result: RunResult) -> None:
         ),
         (
             PredictSpeedup(speedup=1.5, interval=(0.9, 2.0), rows=1, pairs=5, given="an array"),
-            "6.52× in the runtime, 0.90 to 2.00×, unstable, through predict(): given an array, 1 row",
+            "6.52× in the runtime, 0.90 to 2.00× (unstable) through predict(): given an array, 1 row",
         ),
         (
             PredictSpeedup(reason="it is a pickle"),
