@@ -235,6 +235,20 @@ def test_nothing_that_a_machine_reads_holds_a_speedup_over_a_baseline_that_was_s
     assert not [name for name in metrics_of(told.winner) if "speedup" in name]
 
 
+def test_a_winner_that_is_slower_through_predict_misses_the_gate_there(result: RunResult) -> None:
+    """Broken: where something slowed the baseline down, `min_speedup` is said to be held by a predict() that is slower
+    than the original's, in the manifest and the reports."""
+    target = asked_for(slowed_baseline(result, 20), 1.0, said="the baseline took 40.4 ms")
+    found = target.predict_speedup
+    assert found is not None
+    for speedup, interval, outcome in ((1.84, (1.8, 1.9), Outcome.PASS), (0.8, (0.75, 0.85), Outcome.FAIL)):
+        through = dataclasses.replace(found, speedup=speedup, interval=interval)
+        told = without_speed(dataclasses.replace(target, predict_speedup=through)).winner
+        assert told is not None
+        assert told.verdict is not None
+        assert [one.outcome for one in told.verdict.checks if one.gate.metric == "speedup"] == [outcome]
+
+
 def asked_for(target: TargetResult, limit: float, *, said: str) -> TargetResult:
     """The target, whose winner passed `min_speedup`, with that contradiction."""
     assert target.winner is not None

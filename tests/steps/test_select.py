@@ -87,9 +87,11 @@ def test_a_tie_within_the_noise_goes_to_the_higher_precision() -> None:
     assert select(pair, POLICY).winner == "m-1--cpu--onnxruntime--fp32"
 
 
-def test_noise_makes_no_tie_of_what_is_far_behind() -> None:
-    """Broken: on a machine that changes its speed the simpler one would win, though it is a third slower."""
-    fast, slow = candidate("int8", 4.0), candidate("fp32", 3.0)
+@pytest.mark.parametrize("behind", [3.0, 3.733])
+def test_noise_makes_no_tie_of_what_is_far_behind(behind: float) -> None:
+    """Broken: on a machine that changes its speed the simpler one would win, though it is a third slower, or more than
+    the 5 % that docs/policy.md says."""
+    fast, slow = candidate("int8", 4.0), candidate("fp32", behind)
 
     def on_such_a_machine(one: Candidate, seed: int) -> Candidate:
         assert one.measurement is not None
@@ -120,6 +122,20 @@ def test_nobody_loses_for_being_known_better() -> None:
     assert not speedups.tied(timings[known.job.id], timings[fastest.job.id])
     chosen = select(judged(fastest, noisy, known), POLICY)
     assert chosen.winner == known.job.id
+
+
+def test_a_tie_goes_to_the_backend_that_the_policy_names_first() -> None:
+    """Broken: `backends: [openvino, onnxruntime]`, preferred first, would have no say in which of two wins that are as
+    precise and as fast."""
+    ones = candidate("int8", 3.02, noise=0.2), candidate("int8", 3.0, noise=0.2)
+    for order in (("openvino", "onnxruntime"), ("onnxruntime", "openvino"), ("openvino",)):
+        where = replace(TARGET, backends=order)
+        jobs = (job("int8", where=where), replace(job("int8", where=where), id="of-openvino", backend="openvino"))
+        for pair in (jobs, jobs[::-1]):
+            named = [replace(one, job=of) for one, of in zip(ones, pair, strict=True)]
+            chosen = select(judged(*named), POLICY)
+            (winner,) = (of for of in jobs if of.id == chosen.winner)
+            assert winner.backend == order[0]
 
 
 def test_a_tie_is_told_as_what_decided_it() -> None:
@@ -174,7 +190,9 @@ def test_who_ties_is_told_that_cpu_time_decided() -> None:
 )
 def test_cpu_time_decides_between_equals_alone(other: Candidate, policy: TargetPolicy) -> None:
     """Broken: latency or precision would be given away for CPU time, which the policy did not ask for."""
-    plain = started(candidate("fp32", 3.0), 2e-3)
+    assert other.measurement is not None
+    starts = len(set(other.measurement.timings[0].processes))  # else the two would not tie, and CPU time not be asked
+    plain = started(candidate("fp32", 3.0), 2e-3, starts=starts)
     assert select(judged(plain, other, policy=policy), policy).winner == plain.job.id
 
 
