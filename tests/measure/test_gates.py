@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
 from compile_stage.core.records import Check, Gate, Outcome
+from compile_stage.core.records.policy import Direction
 from compile_stage.measure.gates import fitting, holds, in_force, that_held
 from compile_stage.measure.label_needs import CLASSES_ONLY
 
@@ -35,7 +38,8 @@ def test_a_waived_limit_of_an_output_does_not_bring_the_general_one_back() -> No
     held = that_held([GENERAL, OF_Y, COSINE], checks)
     assert in_force(held, "y") == [COSINE]
     assert in_force(held, "z") == [replace(GENERAL, output="z"), COSINE]
-    assert that_held([GENERAL, COSINE], [check(COSINE, "y", Outcome.FAIL)]) == (GENERAL,)
+    for outcome in (Outcome.FAIL, Outcome.NOT_RUN):
+        assert that_held([GENERAL, COSINE], [check(COSINE, "y", outcome)]) == (GENERAL,)
 
 
 NLL = Gate(metric="perplexity", limit=0.01, direction="at_most", options={LANGUAGE_MODELS_ONLY: True})
@@ -71,3 +75,21 @@ def test_a_speedup_at_the_limit_passes_and_one_that_is_surely_below_it_does_not(
     assert holds(gate, 1.0, (0.98, 1.0))
     assert not holds(gate, 0.99, (0.985, 0.9999))
     assert not holds(gate, 1.1, (0.9799, 1.3))
+
+
+@pytest.mark.parametrize(("direction", "side"), [("at_most", 1), ("at_least", -1)])
+def test_the_worse_of_the_figure_and_its_bound_decides(direction: Direction, side: int) -> None:
+    """Broken: an artifact passes by a bound that is not a number, or by one that is better than its own figure; or one
+    that is further beyond its limit than rounding explains."""
+    gate = Gate(metric="accuracy", limit=0.0, direction=direction, confidence=0.95)
+
+    def ends(worse: float) -> tuple[float, float]:
+        return (-1.0, worse) if side > 0 else (worse, 1.0)
+
+    assert holds(gate, -0.2 * side, ends(-0.1 * side))
+    assert not holds(gate, -0.2 * side, ends(0.1 * side))
+    assert not holds(gate, 0.1 * side, ends(-0.1 * side))
+    assert not holds(gate, -0.2 * side, ends(math.nan))
+    assert not holds(gate, math.nan)
+    assert holds(gate, 0.01 * side, slack=0.01)
+    assert not holds(gate, 0.015 * side, slack=0.01)
