@@ -9,6 +9,7 @@ README.md, export.json
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,20 @@ def _refused_missing(values: RefusedValues) -> str:
     for name, entries in (values.missing.refused if values.missing is not None else {}).items():
         columns = sorted({column for listed, _ in entries if listed is not None for column in listed})
         whole = any(listed is None for listed, _ in entries)
-        places.append(f"input {name!r}" + ("" if whole else f" (columns {', '.join(map(str, columns))})"))
+        places.append(f"input {name!r}" + ("" if whole else f" ({_columns(columns)})"))
     return " and ".join(places)
+
+
+def _columns(numbers: Sequence[int]) -> str:
+    """`columns 0 to 2, 5`: neighbours as a range, since a matrix may have hundreds of columns."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    words = [" to ".join(map(str, span)) for span in spans]
+    return f"column{'' if len(numbers) == 1 else 's'} {', '.join(words)}"
 
 
 def _taken(values: RefusedValues) -> str:

@@ -103,6 +103,17 @@ def test_what_the_configuration_can_not_say_runs_on_the_python_backend(versions:
         call({"x": versions.rows[:3, :5]})
 
 
+def test_many_columns_are_named_in_one_line() -> None:
+    """Broken: the README of a model with a matrix of 300 columns names them one by one, and nobody reads on."""
+    for refused, named in (
+        (range(300), "columns 0 to 299"),
+        ([0, 1, 2, 5, 7, 8], "columns 0 to 2, 5, 7 to 8"),
+        ([4], "column 4"),
+    ):
+        rule = MissingNumbers([{"input": "x", "columns": list(refused), "reason": "the original refuses it"}])
+        assert triton._refused_missing(RefusedValues(rule, TakenValues([]))) == f"input 'x' ({named})"
+
+
 @pytest.mark.slow
 def test_what_the_original_does_not_take_is_refused_as_predict_does_or_said(
     versions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

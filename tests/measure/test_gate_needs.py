@@ -58,3 +58,33 @@ def test_what_can_not_be_measured_is_said() -> None:
     assert "3 classes" in str(task_problem([gate("accuracy", "bits")], outputs, LABELS))
     assert list(unseen_outputs([gate("agreement")], outputs, LABELS)) == ["logits", "bits"]
     assert list(unseen_outputs([gate("accuracy", "logits")], outputs, LABELS)) == ["bits"]
+
+
+def test_a_limit_on_an_output_takes_the_general_one_away_before_anything_is_run_too() -> None:
+    """Broken: plan refuses a policy that names the output whose classes the labels are, as its message asks for."""
+    outputs, _ = declared_outputs(signature(logits=("float32", ("batch", 10)), other=("float32", ("batch", 10))), 40)
+    assert "can't be measured" in str(task_problem([gate("accuracy")], outputs, LABELS))
+    assert task_problem([gate("accuracy"), gate("accuracy", "logits")], outputs, LABELS) is None
+
+
+def test_boxes_are_no_matter_of_shapes() -> None:
+    """Broken: plan refuses every detector: which outputs hold boxes is seen only when they are computed."""
+    outputs, _ = declared_outputs(signature(boxes=("float32", ("batch", 7, 4)), scores=("float32", ("batch", 7))), 40)
+    labels = np.zeros((40, 2, 5), dtype=np.float32)
+    assert task_problem([gate("coco_map", drop="max_drop")], outputs, labels) is None
+    assert list(unseen_outputs([gate("coco_map", drop="max_drop")], outputs, labels)) == []
+
+
+def test_a_metric_of_labels_sees_the_output_that_it_reads_and_no_other() -> None:
+    """Broken: a second head is compiled, and published as proven, though no gate ever looked at it."""
+    outputs, _ = declared_outputs(signature(label=("int64", ("batch",)), price=("float32", ("batch", 1))), 40)
+    assert list(unseen_outputs([gate("accuracy")], outputs, LABELS)) == ["price"]
+    assert list(unseen_outputs([gate("accuracy", "label")], outputs, None)) == ["price"]
+    assert list(unseen_outputs([gate("accuracy", "label"), gate("mae")], outputs, LABELS + 0.5)) == []
+
+
+def test_probabilities_of_two_classes_may_be_one_score() -> None:
+    """Broken: plan refuses a binary classifier with one output of one column, which is measured well."""
+    outputs, _ = declared_outputs(signature(score=("float32", ("batch", 1))), 40)
+    assert task_problem([gate("accuracy")], outputs, LABELS % 2) is None
+    assert "10" in str(task_problem([gate("accuracy")], outputs, LABELS))

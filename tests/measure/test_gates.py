@@ -11,7 +11,7 @@ import pytest
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
 from compile_stage.core.records import Check, Gate, Outcome
 from compile_stage.core.records.policy import Direction
-from compile_stage.measure.gates import fitting, holds, in_force, that_held
+from compile_stage.measure.gates import fitting, holds, in_force, suits, that_held
 from compile_stage.measure.label_needs import CLASSES_ONLY
 
 GENERAL = Gate(metric="max_rel", limit=1e-6, direction="at_most")
@@ -93,3 +93,23 @@ def test_the_worse_of_the_figure_and_its_bound_decides(direction: Direction, sid
     assert not holds(gate, math.nan)
     assert holds(gate, 0.01 * side, slack=0.01)
     assert not holds(gate, 0.015 * side, slack=0.01)
+
+
+def test_a_gate_looks_at_the_outputs_that_its_metric_can_read() -> None:
+    """Broken: a limit on tokens, or on classes, looks at an output that has none, and the candidate can't pass for
+    that; or equal labels count as a proof of scores."""
+    kinds = {
+        "tokens": np.zeros((4, 6, 32), dtype=np.float32),
+        "scores": np.zeros((4, 10), dtype=np.float32),
+        "number": np.zeros((4, 1), dtype=np.float32),
+        "label": np.zeros(4, dtype=np.int64),
+    }
+    seen = {
+        "token_kl": ["tokens"],
+        "kl": ["tokens", "scores"],
+        "max_rel": ["tokens", "scores", "number"],
+        "agreement": ["label"],
+    }
+    for metric, names in seen.items():
+        gate = Gate(metric=metric, limit=0.1, direction="at_most")
+        assert [name for name, output in kinds.items() if suits(gate, output)] == names, metric
