@@ -17,8 +17,7 @@ from compile_stage.cli.options import (
     trusted_keys_option,
     verbose_option,
 )
-from compile_stage.cli.output import print_json, print_text
-from compile_stage.core.records import ServingCost
+from compile_stage.cli.output import print_json
 
 
 @click.command(
@@ -87,7 +86,7 @@ def load_test(
 
             print_json(serving_document(found))
         else:
-            print_text(_text(found))
+            shown.show_load(found)
         if found.winner is None:
             raise UsageError(f"nothing was measured: {found.reason}", where=uri)
         asked = [point for point in found.winner.points if point.kind == "open"]
@@ -97,14 +96,3 @@ def load_test(
                 where=uri,
                 fix="name a lower --rate, or measure on a machine with more free cores",
             )
-
-
-def _text(cost: ServingCost) -> str:
-    """The trials as a table, what they show, and what a reader should know."""
-    from compile_stage.report.serving import HEAD, cost_text, serving_remarks, serving_rows
-
-    trials = serving_rows(cost)
-    table = [HEAD, *trials] if trials else []
-    widths = [max(len(row[column]) for row in table) for column in range(len(HEAD))] if table else []
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([*lines, "", cost_text(cost), *serving_remarks(cost), ""])

@@ -25,11 +25,11 @@ from compile_stage.cli.next_step import Asked, next_step
 from compile_stage.cli.step_lines import CachedSteps, StepNames, group_reasons, work_of
 from compile_stage.cli.tables import fit, lines
 from compile_stage.core.records import Job, Plan, Profiled, Refusal, RunResult, TargetResult
-from compile_stage.report import numbers, profiles, summary
+from compile_stage.report import numbers, profiles, serving, summary
 from compile_stage.report.option_tuning import option_tuning_line
 
 if TYPE_CHECKING:
-    from compile_stage.core.records import PolicyValue, Verification
+    from compile_stage.core.records import PolicyValue, ServingCost, Verification
     from compile_stage.graph_debug.diagnosis import Diagnosis
     from compile_stage.graph_debug.trace import Trace
     from compile_stage.installation import DoctorReport
@@ -249,6 +249,17 @@ class Display:
             self._say(f"note: {note}", style="dim")
         verdict = word if verification.passed else f"NOT {word}"
         self._say(f"{verdict}: {verification.uri}", style="bold green" if verification.passed else "bold red")
+
+    def show_load(self, cost: ServingCost) -> None:
+        """The trials as a table, what they show, and what a reader should know."""
+        table = self._grid(*serving.HEAD, right=serving.HEAD[1:6], whole=serving.HEAD[3:6])
+        for row in (trials := serving.serving_rows(cost)):
+            table.add_row(*map(self._text, row))
+        if trials:
+            self.console.print(table)
+            self._say("")
+        for line in (serving.cost_text(cost), *serving.serving_remarks(cost)):
+            self._say(line)
 
     def show_diagnosis(self, diagnosis: Diagnosis) -> None:
         """The error of each node that is worth a line, what to keep in fp32, and the finding."""

@@ -639,7 +639,9 @@ def test_a_load_test_of_which_no_rate_could_be_measured_fails(
     with pytest.raises(SystemExit) as ended:
         main(["load-test", "models:/m/1", "--rate", "100000"])
     assert ended.value.code == 2
-    assert "no rate that was asked for could be measured: the load generator was late" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "no rate that was asked for could be measured: the load generator was late" in shown.err
+    assert max(map(len, shown.out.split("\n\n")[0].splitlines())) <= 80, "a table is as wide as the log"
 
 
 @pytest.mark.parametrize("option", ["--out", "--policy", "--policy-root", "--signing-key", "--shared-cache"])

@@ -84,6 +84,15 @@ def test_ndcg_is_scikit_learns_by_list_and_by_query(seed: int, k: int) -> None:
     assert rows.of(weights[:, queries[shuffled]])[0] == pytest.approx(again)
 
 
+def test_spearman_of_lists_is_the_mean_of_the_lists() -> None:
+    """Broken: each sample's list is right in itself and on a level of its own, and all items are ranked at once."""
+    random = np.random.default_rng(3)
+    truth = random.normal(size=(9, 7))
+    scores = truth + random.normal(size=(9, 7)) + 100 * np.arange(9)[:, None]
+    expected = np.mean([spearmanr(*pair).statistic for pair in zip(truth, scores, strict=True)])
+    assert score_of("spearman", truth, scores, scores, {}).value == pytest.approx(expected)
+
+
 def test_lists_may_be_padded_and_queries_without_an_order_are_left_out_of_both() -> None:
     """Broken: a query without relevant items, or padding, would count as a perfect or a lost one."""
     truth = np.array([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 0.0, -1.0], [0.0, 3.0, -1.0, -1.0]])
