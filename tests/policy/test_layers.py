@@ -120,6 +120,18 @@ def test_limits_over_a_null_are_all_there_are(write, layer):
     assert next(gate for gate in gates if gate.metric == "accuracy").confidence == 0.95, "what is left out is filled in"
 
 
+def test_a_limit_over_a_null_is_filled_in_as_any_other(write):
+    """Broken: a limit that a base took away, and that the file gives again, is judged by the mean alone: its
+    `confidence` is lost. So is the `k` of classes, and the run ends with an error."""
+    write("tolerances: {int8: {accuracy: null, topk_agreement: null}}\n", "base.yaml")
+    data = "data: {validation: {source: 'mlflow-dataset:v', labels: y}}"
+    limits = "tolerances: {int8: {accuracy: 0.02, topk_agreement: 0.9}}"
+    write(f"extends: [base.yaml]\n{data}\ntargets: {{t: {{}}}}\n{limits}\n")
+    gates = {gate.metric: gate for gate in load_policy("p.yaml").targets[0].tolerances["int8"]}
+    assert (gates["accuracy"].limit, gates["accuracy"].confidence) == (0.02, 0.95)
+    assert (gates["topk_agreement"].limit, gates["topk_agreement"].options["k"]) == (0.9, 5)
+
+
 # ------------------------------------------------------------------------------------------------------- who wins
 
 PATHS = ("performance.p95_latency_ms", "tolerances.int8.cosine", "fallback.max_minutes")

@@ -39,6 +39,46 @@ def test_a_copy_within_the_same_model_is_not_taken_for_what_a_killed_push_left(
     assert held == {published.version, str(copied.version)}
 
 
+def double(published: Receipt, *, of_one_upload: bool) -> Any:
+    """A version with the key of another, as a machine leaves it that pushed at the same moment and was killed."""
+    first = client().get_model_version(published.name, published.version)
+    model = str(first.source).removeprefix("models:/")
+    if not of_one_upload:
+        experiment = client().get_run(first.run_id).info.experiment_id
+        model = client().create_logged_model(experiment, name="double").model_id
+        client().finalize_logged_model(model, "READY")
+    return client().create_model_version(
+        published.name, f"models:/{model}", run_id=first.run_id, model_id=model, tags=first.tags
+    )
+
+
+def test_what_a_killed_machine_left_goes_and_what_somebody_chose_stays(publish: Callable[[str], Receipt]) -> None:
+    """Broken: the next run deletes a version that an alias points to, or the files of the version that stays; or a
+    double stays for ever, and with it its upload."""
+    published = publish("a")
+    shared, left, chosen = (double(published, of_one_upload=one) for one in (True, False, False))
+    client().set_registered_model_alias(published.name, "live", chosen.version)
+    assert publish("a").version == published.version
+    held = {str(version.version) for version in client().search_model_versions(f"name = '{published.name}'")}
+    assert held == {published.version, str(chosen.version)}
+    experiment = client().get_run(chosen.run_id).info.experiment_id
+    models = {model.model_id for model in client().search_logged_models([experiment])}
+    kept, gone, also_kept = (str(one.source).removeprefix("models:/") for one in (shared, left, chosen))
+    assert {kept, also_kept} <= models
+    assert gone not in models
+
+
+def test_of_many_versions_of_a_key_the_lowest_number_is_the_published_one(publish: Callable[[str], Receipt]) -> None:
+    """Broken: version 10 is taken for lower than version 2, so two machines keep different ones, each deleting the
+    other's."""
+    published = publish("a")
+    last = [double(published, of_one_upload=True) for _ in range(9)][-1]
+    assert str(last.version) == "10"
+    client().delete_model_version(published.name, published.version)
+    assert publish("a").version == "2"
+    assert [str(one.version) for one in client().search_model_versions(f"name = '{published.name}'")] == ["2"]
+
+
 @pytest.mark.parametrize("how", ["renamed", "deleted"])
 def test_a_copy_goes_on_without_the_version_that_it_was_copied_from(
     registry: MLflowRegistry, publish: Callable[[str], Receipt], log_model: LogModel, tmp_path: Path, how: str
