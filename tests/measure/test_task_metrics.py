@@ -113,6 +113,43 @@ def test_embeddings_rank_by_the_cosine_with_their_querys_first_sample() -> None:
     )
 
 
+def test_ndcg_looks_at_the_ten_best_where_no_other_number_is_said() -> None:
+    """Broken: the gate judges another figure than docs/policy.md and the benchmarks of retrieval name."""
+    random = np.random.default_rng(4)
+    truth, scores = random.integers(0, 4, (9, 15)).astype(float), random.normal(size=(9, 15))
+    assert score_of("ndcg", truth, scores, scores, {}).value == pytest.approx(ndcg_score(truth, scores, k=10))
+
+
+def test_a_vector_of_zeros_is_near_nothing() -> None:
+    """Broken: a candidate that answers one text with zeros ends the check with an error, or ranks that text first."""
+    vectors = np.array([[1, 0], [0, 0], [1, 1], [0, 1], [1, 0], [0, 1]], dtype=np.float32)
+    queries, truth = np.array([0, 0, 0, 1, 1, 1]), np.array([0.0, 0, 1, 0, 0, 1])
+    assert score_of("ndcg", truth, vectors, vectors, {}, queries).value == 1.0
+
+
+@pytest.mark.parametrize("metric", ["spearman", "ndcg"])
+def test_scores_that_are_no_numbers_and_negative_relevances_are_not_run(metric: str) -> None:
+    """Broken: the check ends with an error of a library, and the candidate with "a bug of ours"."""
+    random = np.random.default_rng(5)
+    truth = random.integers(0, 3, (40, 6)).astype(float)
+    scores = truth + random.normal(size=truth.shape)
+    with pytest.raises(NotMeasurableError, match="NaN or infinite, so there is no order"):
+        score_of(metric, truth, np.where(scores > 1, np.nan, scores), scores, {})
+    if metric == "ndcg":
+        queries = np.arange(240) // 6
+        with pytest.raises(NotMeasurableError, match="needs relevances of 0 and more"):
+            score_of(metric, truth.ravel() - 1, scores.ravel(), scores.ravel(), {}, queries)
+
+
+def test_a_query_may_lose_its_correlation_and_as_much_again() -> None:
+    """Broken: the bound of a lost query is half of what it can lose, so a `spearman` by query passes with half of the
+    queries that show its limit."""
+    truth = np.tile(np.arange(6.0), (40, 1))
+    spearman, ndcg = (score_of(metric, truth, truth, truth, {}) for metric in ("spearman", "ndcg"))
+    assert spearman.influence == pytest.approx(2 / 40)
+    assert ndcg.influence == pytest.approx(1 / 40)
+
+
 def test_a_constant_ranking_is_a_lost_one() -> None:
     """Broken: a candidate that answers one number for all items would be left out as undefined, and pass."""
     truth = np.random.default_rng(0).normal(size=400)

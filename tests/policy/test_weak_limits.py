@@ -148,6 +148,8 @@ def test_a_target_without_any_limit_is_a_warning(write) -> None:
         "precision that has some"
     )
     assert warnings(path, [place.removeprefix("--set ")], today=TODAY) == [f"{place}: targets.t.tolerances: {says}"]
+    tried_anyway = ["tolerances.int8=null", "targets.t.precisions=[int8]"]
+    assert warnings(path, tried_anyway, today=TODAY) == [], "fp32 has limits, and is tried whether or not it is named"
     assert "fp32" in one(write(f"{TARGET}tolerances: {{fp32: null}}"))
     assert warnings(path, ["tolerances.fp32=null", "targets.t.precisions=[bf16]"], today=TODAY) == []
     every = ", ".join(f"{metric}: null" for metric, _ in shipped().items("tolerances", "fp32"))
