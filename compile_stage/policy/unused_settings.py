@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compile_stage.core import plugins
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.error_codes import Code
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import named_backends
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 
@@ -33,7 +35,13 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
         for unused in (_serving(tree, path), _approval(tree, path), _search(tree, path)):
             if unused is not None and is_own(unused.place):
                 yield unused
-    of_all = (*_tolerances(tree, names), *_elsewhere(tree, names), *_settings_search(tree, names), *_times(tree))
+    of_all = (
+        *_flavors(tree),
+        *_tolerances(tree, names),
+        *_elsewhere(tree, names),
+        *_settings_search(tree, names),
+        *_times(tree),
+    )
     for unused in of_all:
         if is_own(unused.place):
             yield unused
@@ -50,6 +58,16 @@ def _options(tree: Node, target: Path) -> Iterator[Problem]:
             wrong = f"the target does not use {name}, so its options change nothing"
             allowed = f"leave them out, or add {name} to its backends: {', '.join(used)}"
             yield Problem(place, show_path((*target, "options", name)), wrong, allowed, code=Code.UNKNOWN_NAME)
+
+
+def _flavors(tree: Node) -> Iterator[Problem]:
+    """Flavors that no model has that can be read here: a service and a fleet would leave the policy out in silence."""
+    known = plugins.names("sources")
+    for index, node in enumerate(tree.elements("applies_to", "flavors")):
+        if node.value not in known:
+            wrong = f"no installed source reads models of flavor {node.value!r}, so no model has it"
+            near, where = did_you_mean(str(node.value), known), show_path(("applies_to", "flavors", index))
+            yield Problem(node.place, where, wrong, f"one of: {', '.join(known)}", near, code=Code.UNKNOWN_NAME)
 
 
 def _tolerances(tree: Node, names: list[str]) -> Iterator[Problem]:

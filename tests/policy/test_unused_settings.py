@@ -94,3 +94,14 @@ def test_what_a_base_says_for_others_is_no_warning(write) -> None:
     base = write(says + "budget: {job_minutes: 10}\ntolerances: {int8: {cosine: 0.9}}", "base.yaml")
     team = write("extends: [base.yaml]\nbudget: {minutes: 3}\ntargets: {t: {precisions: [int8-dynamic]}}")
     assert warnings(base, today=TODAY) == warnings(team, today=TODAY) == []
+
+
+def test_a_flavor_that_no_model_can_have_is_a_warning(write) -> None:
+    """Broken: `flavors: [torch]` matches no model, so a service and a fleet leave them all out, without a word."""
+    path = write(T + "applies_to: {flavors: [torch, sklearn]}")
+    assert lint([path]) == []
+    (said,) = warnings(path, today=TODAY)
+    assert said.startswith(
+        "p.yaml:5:24: applies_to.flavors[0]: no installed source reads models of flavor 'torch', so no model has it; "
+    )
+    assert said.endswith("; did you mean pytorch?")
