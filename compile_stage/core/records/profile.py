@@ -33,7 +33,7 @@ class Operator:
         name: The runtime's own; in PyTorch, which names no nodes, the operator with the shapes of its inputs.
         kind: Its type: `Conv`, `aten::addmm`, `FullyConnected`.
         calls: Of the kernel, over all profiled calls of the model.
-        total_s, mean_s: Seconds of all of these, and of one.
+        total_s, mean_s: Seconds of all of these, and of one, each that was held up as long as the median.
         share: Of the time of all kernels, 0 to 1.
         implementation: What the runtime says of how it is computed: a provider, an instruction set; empty where it does
             not say.
@@ -68,7 +68,7 @@ class Profile:
         profiler: Which one, with its version.
         batch_size: Rows of each call.
         calls: Of the model, profiled after a warm-up.
-        call_s: Mean seconds of such a call, the profiler's own work included.
+        call_s: Mean seconds of such a call, the profiler's own work included; one that was held up as the median.
         kernels: How many different ones ran.
         kernels_s: Seconds of all of them in all calls: what `share` is a share of.
         operators: Those with the most time, at most `MOST_OPERATORS`.
