@@ -132,7 +132,10 @@ def _print_usage(error: click.ClickException, words: Sequence[str]) -> None:
         return
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "compile-stage"
-    usage = errors.UsageError(error.format_message(), fix=f"{command} --help")
+    fix = f"{command} --help"
+    if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "policy_path":
+        fix = "name one, such as -p shipped:cpu-server, or write a first one: compile-stage init MODEL_URI"
+    usage = errors.UsageError(error.format_message(), fix=fix)
     print_error(usage)
     # The option is not parsed yet where another one is wrong.
     if "--json" in words and context and any(one.name == "as_json" for one in context.command.params):

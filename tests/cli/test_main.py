@@ -627,6 +627,16 @@ def test_an_option_that_is_no_finite_number_is_wrong_usage(capsys: pytest.Captur
     assert "Invalid value for '--rate': nan is not a finite number. [CS0200]" in capsys.readouterr().err
 
 
+def test_who_names_no_policy_is_told_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the first command of a newcomer ends with "run --help", which does not say where a policy comes from."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "models:/digits/1"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "Missing option '-p' / '--policy'. [CS0200]" in said
+    assert "fix: name one, such as -p shipped:cpu-server, or write a first one: compile-stage init MODEL_URI" in said
+
+
 def test_a_load_test_of_which_no_rate_could_be_measured_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
