@@ -31,13 +31,14 @@ from compile_stage.policy.values import (
 
 _TAGS = {AS_LIST, AS_MAP, AS_NUMBER, AS_WORD}
 _KEY = "[key]"  # pydantic's mark of an error in a map's key
-_NUMBER_WITH_UNIT = re.compile(r"([-+]?\d[\d_.]*)\s*([A-Za-z%]+)\Z")
+_NUMBER_WITH_UNIT = re.compile(r"([-+]?\d[\d_.]*)\s*([A-Za-z%×µμ]+)\Z")
 _SCIENTIFIC = re.compile(r"([-+]?\d+)(\.\d*)?[eE]([-+]?)(\d+)\Z")
 _YAML_NUMBER = re.compile(r"[-+]?([1-9][0-9_]*|0|[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?)\Z")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+\Z")
 _UNITS = {
     "s": "seconds", "sec": "seconds", "secs": "seconds", "second": "seconds", "seconds": "seconds",
     "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds", "millis": "milliseconds",
+    "µs": "microseconds", "μs": "microseconds",
     "min": "minutes", "mins": "minutes", "minute": "minutes", "minutes": "minutes", "m": "minutes", "h": "hours",
     "hr": "hours", "hour": "hours", "hours": "hours",
     "b": "bytes", "bytes": "bytes", "kb": "kilobytes", "mb": "megabytes", "gb": "gigabytes", "mib": "mebibytes",
@@ -81,8 +82,8 @@ def check_schema(
                     Problem(tree.place_of(path[:-1]), show_path(path), *wrong_and_allowed, code=Code.MISSING_KEY)
                 )
             continue
-        if path in bad:
-            continue
+        if path in bad or (item["type"] == "too_short" and any(cut[: len(path)] == path for cut in forgiven)):
+            continue  # an entry of a list that was wrong has been said, and cut out
         bad.add(path)
         node = tree.get(*path)
         if node is not None and node.broken:
@@ -205,6 +206,9 @@ def _explain(node: Node, path: Path, kind: str, context: dict[str, Any]) -> tupl
         words = _words(context)
         if words == ("auto",) and node.value is None:
             return "has no value", "write `auto`, or a list of backends", ""
+        if words == ("auto",) and isinstance(node.value, dict):
+            listed = f"[{', '.join(node.value)}]"
+            return "is a map, not a list of backends", f"write `auto`, or a list: {listed}, their options beside it", ""
         if words == ("auto",):
             return f"`{text}` is not a list of backends", f"write `auto`, or a list: [{text}]", ""
         if isinstance(node.value, bool):
@@ -315,7 +319,7 @@ def _needed(wanted: str, path: Path) -> str:
     """What must stand there, how it is written, and what for; an entry under a name of the user's own has no
     description."""
     about = _about(path)
-    if str(path[-1]) in METRICS and "tolerances" in path:
+    if str(path[-1]) in METRICS and path[-2:-1] == ("tolerances",):
         return f"a metric stands under the precision that it is for: write fp32: {{{path[-1]}: ...}}"
     if wanted == _WANTED["dict_type"]:
         keys, inner = keys_at(path), keys_at((*path, "NAME"))
@@ -373,7 +377,7 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
         return f"{text} is not whole", "write a whole number, without a point"
     if not isinstance(value, str):
         return f"is {'a map' if node.is_map else 'a list' if node.is_list else 'no number'}", f"write {wanted}"
-    if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, *_PERCENT, "x"}:
+    if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, *_PERCENT, "x", "×"}:
         if with_unit[2].lower() in _PERCENT:
             return f"`{text}` is text, and numbers have no percent sign", _explain_percent(with_unit[1], path, wanted)
         return f"`{text}` is text: the unit stands in the key's name", f"write {_in_unit_of(path, *with_unit.groups())}"
@@ -387,7 +391,11 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
             return f"`{text}` is text", f"write {wanted}"
         if alone[1]:
             return f"`{text}` is text: a limit has a direction of its own", f"write {alone[1]}"
-        return f"`{text}` is text: a number has a decimal point, and no comma", f"write {text.replace(',', '.')}"
+        fraction, thousands = text.replace(",", "."), text.replace(",", "")
+        if not re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", text):
+            return f"`{text}` is text: a number has a decimal point, and no comma", f"write {fraction}"
+        meant = thousands if wanted == _WANTED["int_type"] else f"{thousands} or {fraction}, whichever is meant"
+        return f"`{text}` is text: a number has no comma", f"write {meant}"
     if not text.isascii():
         return f"`{text}` is text to YAML{look_alike(text)}", f"write {number:.12g}"
     whole = wanted == _WANTED["int_type"]

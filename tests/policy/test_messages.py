@@ -592,6 +592,37 @@ IN_A_FILE = {
         "p.yaml:7:14: tolerances.fp32.max_abs: `0,001` is text: a number has a decimal point, and no comma; "
         "write 0.001",
     ),
+    "a comma between thousands": (
+        TARGET + "data:\n  min_samples: 1,024\n",
+        "p.yaml:6:16: data.min_samples: `1,024` is text: a number has no comma; write 1024",
+    ),
+    "a comma that may be either": (
+        TARGET + "performance:\n  max_memory_mb: 1,024\n",
+        "p.yaml:6:18: performance.max_memory_mb: `1,024` is text: a number has no comma; write 1024 or 1.024, "
+        "whichever is meant",
+    ),
+    "one number for a metric that has two": (
+        TARGET + "tolerances: {fp32: {allclose: 1.0e-3}}",
+        "p.yaml:5:31: tolerances.fp32.allclose: `1.0e-3` is a single value; a map such as {rtol: ...} is needed here: "
+        "Elementwise |a - b| <= atol + rtol * |b|",
+    ),
+    "backends as a map": (
+        "targets: {t: {backends: {onnxruntime: {}}}}",
+        "p.yaml:4:25: targets.t.backends: is a map, not a list of backends; write `auto`, or a list: [onnxruntime], "
+        "their options beside it",
+    ),
+    "a backend with its options in the list": (
+        "targets: {t: {backends: [{onnxruntime: {threads: 1}}]}}",
+        "p.yaml:4:26: targets.t.backends[0]: is a map; a text is needed here",
+    ),
+    "a sign for times": (
+        TARGET + "performance: {min_speedup: 1.5\u00d7}",
+        "p.yaml:5:28: performance.min_speedup: `1.5\u00d7` is text: the unit stands in the key's name; write 1.5",
+    ),
+    "microseconds": (
+        TARGET + "performance: {p95_latency_ms: 500\u00b5s}",
+        "p.yaml:5:31: performance.p95_latency_ms: `500\u00b5s` is text: the unit stands in the key's name; write 0.5",
+    ),
     "decimal comma in braces": (
         TARGET + "tolerances: {fp32: {max_abs: 0,001}}",
         "p.yaml:5:32: tolerances.fp32: a comma stands before `001`, and begins another key; a number has a decimal "
