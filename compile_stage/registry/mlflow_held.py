@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,21 +84,27 @@ def demand_uploaded(uri: str, staged: Path) -> None:
         missing, foreign = sorted(sizes.keys() - held), sorted(held - sizes.keys())
         if missing or foreign:
             demand_listed(uri, missing, uri)
-            names = [*missing, *foreign]
             raise RegistryError(
-                f"the upload is incomplete: {', '.join(names[:5])}" + (" ..." if len(names) > 5 else ""),
-                fix="run again; a proxy's limit on the size of a request is a usual cause",
+                f"the upload is incomplete: {_some(missing)}"
+                if missing
+                else f"the upload holds files that nobody uploaded: {_some(foreign)}",
+                fix="run again; a proxy's limit on the size of a request is a usual cause"
+                if missing
+                else "find out who else writes to the registry's store, then run again; nothing was published",
                 where=uri,
             )
         wrong = differing(staged, there)
     if wrong:
         raise RegistryError(
-            f"the upload is damaged, the registry holds other bytes of: {', '.join(wrong[:5])}"
-            + (" ..." if len(wrong) > 5 else ""),
+            f"the upload is damaged, the registry holds other bytes of: {_some(wrong)}",
             fix="run again; nothing was published. If it stays so, look at the store's disk and at what is in front of "
             "the server",
             where=uri,
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
 
 
 def _store(uri: str) -> Any:

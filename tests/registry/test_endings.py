@@ -14,6 +14,7 @@ from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.records import SourceModel
+from compile_stage.registry import mlflow_held, mlflow_publish
 from compile_stage.registry.mlflow import MLflowRegistry
 
 
@@ -159,3 +160,37 @@ def test_a_push_whose_files_do_not_arrive_leaves_nothing_under_way(
     assert "PENDING" not in {str(model.status) for model in client.search_logged_models(place)}
     assert registry.push(bundle, source, {}).created
     assert [run.info.status for run in client.search_runs(place, ours)] == ["FINISHED", "FINISHED"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("add", "files that nobody uploaded: code/sitecustomize.py"),
+        ("remove", "the upload is incomplete: code/loader.py"),
+    ],
+)
+def test_an_upload_with_other_files_than_were_uploaded_is_not_published(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    said: str,
+) -> None:
+    """Broken: code that somebody else wrote into the store while a version was uploaded is published with it, and
+    imported where it is served; or a version is published that lacks its loader."""
+    real = mlflow_publish.upload
+
+    def changed(uri: str, folder: Path) -> None:
+        real(uri, folder)
+        code = Path(mlflow_held._folder(mlflow_held._store(uri)) or "") / "code"
+        if change == "add":
+            (code / "sitecustomize.py").write_text("")
+        else:
+            (code / "loader.py").unlink()
+
+    monkeypatch.setattr(mlflow_publish, "upload", changed)
+    bundle = make_bundle("net-compiled")
+    with pytest.raises(RegistryError, match=said):
+        registry.push(bundle, source, {})
+    assert registry.find(bundle.name, bundle.key) is None
