@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from compile_stage.core.language_models import LANGUAGE_METRICS
 from compile_stage.core.records import Budget, Data, Gate, Job, Refusal, SampleSet
+from compile_stage.core.spelling import did_you_mean
 from compile_stage.core.tensors import Signature
 from compile_stage.measure import own_metric
 from compile_stage.measure.gate_needs import declared_outputs, task_problem, unseen_outputs
@@ -110,12 +111,17 @@ def _unknown_outputs(jobs: Sequence[Job], signature: Signature) -> dict[str, str
     outputs = [output.name for output in signature.outputs]
     return {
         job.id: f"{gate.metric} is asked of output {gate.output!r}, and the model has {', '.join(map(repr, outputs))}, "
-        "so it could not pass"
+        f"so it could not pass{_meant(gate.output, outputs)}"
         for job in jobs
         if not job.not_runnable_here
         for gate in job.gates
         if gate.output is not None and gate.output not in outputs
     }
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    near = did_you_mean(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def refusal(job: Job, reason: str) -> Refusal:

@@ -259,6 +259,7 @@ def digest_with(write, change: str = "") -> str:
         "performance: {min_speedup: 1.01}",
         "tolerances: {int8: {cosine: 0.5}}",
         "select: {confidence_of: winner}",
+        "waivers: [{gate: speedup, target: t, reason: r, owner: o, expires: 2026-12-31}]",
         ", generation: {new_tokens: 7}",
         "serving: {clients: [3]}",
         "compliance: {allow_pickle: true}",
