@@ -61,7 +61,6 @@ from compile_stage.registry.model_files import (
     check_name,
     check_published,
     copy_model,
-    damaged,
     demand_mlmodel,
     has_report,
     keep,
@@ -71,6 +70,7 @@ from compile_stage.registry.model_files import (
     payload_digest,
     prefixed,
     read_model,
+    replaced,
     replaced_note,
     report_state,
 )
@@ -162,7 +162,7 @@ class FolderRegistry(Registry):
         home = _home(name)
         tags = {version: _tags(home, version) for version in _versions(home)}
         family = {
-            version: held for version, held in tags.items() if held.get(FAMILY_TAG) == family_key and not damaged(held)
+            version: held for version, held in tags.items() if held.get(FAMILY_TAG) == family_key and not replaced(held)
         }
         return tuple(_receipt(home, version) for version in latest_of_family(family))
 

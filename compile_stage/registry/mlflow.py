@@ -50,6 +50,7 @@ from compile_stage.registry.model_files import (
     moved_meanwhile,
     not_published,
     prefixed,
+    replaced,
 )
 
 _SETTLED_S = 1.0  # longer than it takes from reading an alias to setting it, over any network worth a registry
@@ -106,11 +107,13 @@ class MLflowRegistry(Registry):
             raise not_published(pinned.uri)
         with trouble(pinned.uri):
             version = client.get_model_version(pinned.name, pinned.version)
-            deleted = mlflow_versions.refuse_deleted(client, version)
-            return replace(
-                mlflow_versions.receipt_of(version),
-                note=f"{deleted}: the next run publishes it anew" if deleted else "",
+            deleted, receipt = mlflow_versions.refuse_deleted(client, version), mlflow_versions.receipt_of(version)
+            anew = (
+                "a run published a new version in its place"
+                if replaced(receipt.tags)
+                else "the next run publishes it anew"
             )
+            return replace(receipt, note=f"{deleted}: {anew}" if deleted else "")
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
         with ending_what_failed(bundle.name) as experiments:

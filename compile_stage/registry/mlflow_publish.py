@@ -22,6 +22,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.records import Bundle, Receipt, SourceModel
+from compile_stage.registry.held_files import GONE
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
 from compile_stage.registry.mlflow_endings import (
@@ -56,6 +57,7 @@ from compile_stage.registry.model_files import (
     replaced_note,
     report_state,
 )
+from compile_stage.serving.version_tags import DELETED
 
 _RUN_TAG = TAG + "run_key"
 _PUSH_TAG = TAG + "push"
@@ -112,12 +114,14 @@ def _find_or_push(
     note = ""
     while held := versions_of(client, bundle.name, bundle.key):
         receipt = receipt_of(held[0])
-        reason = refuse_deleted(client, held[0]) or refuse_version(receipt.uri, receipt.tags, bundle)
+        deleted, damage = refuse_deleted(client, held[0]), refuse_version(receipt.uri, receipt.tags, bundle)
+        reason = deleted or damage
         if reason is None:
             remove_doubles(client, held)
             return receipt
-        _set_aside(client, receipt, bundle.key)
-        note = replaced_note(receipt.uri, reason)
+        prefix = DELETED if deleted and damage in (None, GONE) else DAMAGED
+        _set_aside(client, receipt, prefix + bundle.key)
+        note = replaced_note(receipt.uri, reason, prefix)
     try:
         return replace(_push(client, bundle, source, files, writer, experiments), note=note)
     except MlflowException as error:
@@ -127,9 +131,9 @@ def _find_or_push(
 
 
 def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
-    """Let a damaged version no longer be found by its key. It stays, with its number, files and aliases: what to do
-    with it is for people to say."""
-    client.set_model_version_tag(receipt.name, receipt.version, KEY_TAG, DAMAGED + key)
+    """Let a version no longer be found by its key. It stays, with its number, files and aliases: what to do with it is
+    for people to say."""
+    client.set_model_version_tag(receipt.name, receipt.version, KEY_TAG, key)
 
 
 def _push(

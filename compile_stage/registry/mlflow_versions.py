@@ -9,7 +9,7 @@ from compile_stage.core import alias_history
 from compile_stage.core.records import Receipt
 from compile_stage.registry.mlflow_connection import is_code, trouble
 from compile_stage.registry.mlflow_pinning import Pinned
-from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, damaged, latest_of_family
+from compile_stage.registry.model_files import DIGEST_TAG, FAMILY_TAG, KEY_TAG, latest_of_family, replaced
 
 
 def remove_doubles(client: Any, versions: Sequence[Any]) -> None:
@@ -88,7 +88,7 @@ def find(client: Any, name: str, key: str) -> Receipt | None:
 def find_family(client: Any, name: str, family_key: str) -> tuple[Receipt, ...]:
     """The published versions that hold variants of a family, and that no other was made after, the newest first."""
     found = client.search_model_versions(f"name = '{name}' and tags.`{FAMILY_TAG}` = '{family_key}'")
-    versions = {str(version.version): version for version in found if not damaged(version.tags or {})}
+    versions = {str(version.version): version for version in found if not replaced(version.tags or {})}
     latest = latest_of_family({number: version.tags or {} for number, version in versions.items()})
     return tuple(receipt_of(versions[number]) for number in latest)
 

@@ -31,6 +31,7 @@ from compile_stage.core.records import JsonMap, Receipt, record
 from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.registry.descriptions import read_text
 from compile_stage.serving.examples import EXAMPLE_KEYS, is_example_name
+from compile_stage.serving.version_tags import DELETED
 
 TAG = "compile_stage."
 KEY_TAG = TAG + "key"
@@ -249,7 +250,7 @@ def check_published(folder: Path, tags: Mapping[str, str], uri: str) -> None:
     """
     if not any(tag.startswith(TAG) for tag in tags) and not (folder / "data" / "manifest.json").exists():
         raise not_published(uri)
-    if damaged(tags):
+    if tags.get(KEY_TAG, "").startswith(DAMAGED):
         raise IntegrityError(
             "a run found its files damaged, and published a new version in its place",
             fix="use that version; find out who changed the registry's files",
@@ -335,16 +336,18 @@ def _too_long(alias: str, longest: int) -> UsageError:
     )
 
 
-def damaged(tags: Mapping[str, str]) -> bool:
-    """True of a version that a run found damaged, and published again."""
-    return tags.get(KEY_TAG, "").startswith(DAMAGED)
+def replaced(tags: Mapping[str, str]) -> bool:
+    """True of a version in whose place a run published another, since it was damaged or its logged model deleted."""
+    return tags.get(KEY_TAG, "").startswith((DAMAGED, DELETED))
 
 
-def replaced_note(uri: str, reason: str) -> str:
-    """What the receipt of a version says that was published in a damaged one's place."""
+def replaced_note(uri: str, reason: str, prefix: str = DAMAGED) -> str:
+    """What the receipt of a version says that was published in another's place."""
+    damaged = prefix == DAMAGED
     return (
-        f"{uri}, made from the same inputs, is damaged in the registry ({reason}), so this version was published "
-        "in its place; find out who changed the registry's files"
+        f"{uri}, made from the same inputs, {'is damaged in the registry' if damaged else 'will lose its files'} "
+        f"({reason}), so this version was published in its place; find out who "
+        + ("changed the registry's files" if damaged else "deletes logged models")
     )
 
 

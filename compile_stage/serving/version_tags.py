@@ -16,6 +16,9 @@ from compile_stage.serving.approval import version_tags
 from compile_stage.serving.variants import every_variant
 
 TAG = "compile_stage."
+DELETED = "deleted:"
+"""Before the key of a version in whose place a run published another, since its logged model was deleted: its files are
+whole until they are removed."""
 
 
 def check_tags(manifest: Mapping[str, Any], tags: Mapping[str, str], uri: str) -> None:
@@ -23,6 +26,8 @@ def check_tags(manifest: Mapping[str, Any], tags: Mapping[str, str], uri: str) -
     as an earlier version may lack it, says nothing."""
     for name, published in _published(manifest).items():
         there = tags.get(TAG + name)
+        if there is not None and name == "key":
+            there = there.removeprefix(DELETED)
         if there is not None and there != published:
             raise IntegrityError(
                 f"the tag {TAG}{name} says {there!r}, and the manifest {published!r}",

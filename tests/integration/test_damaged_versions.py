@@ -280,3 +280,7 @@ def test_a_version_that_the_next_clean_up_removes_is_named_so(
     again = api.run("models:/net/1", write_policy(*KNOWN), out=tmp_path / "again").targets[0].receipt
     assert again is not None
     assert again.created, "as the note says"
+    api.promote(again.uri, "prod", serve_check=False)
+    back = api.rollback(f"models:/{receipt.name}@prod")
+    assert back.version == receipt.version, "its files are whole until the clean-up"
+    assert back.note == caution.replace("the next run publishes it anew", "a run published a new version in its place")

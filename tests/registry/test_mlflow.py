@@ -134,7 +134,9 @@ def test_a_version_whose_logged_model_was_deleted_is_published_again(
     assert (again.created, again.version) == (True, "2")
     assert f"its logged model {deleted} was deleted, and `mlflow gc` removes its files" in again.note
     assert not registry.push(make_bundle("net-compiled", "a"), source, {}).created
-    assert registry.published(first.uri).version == "1"  # it stays, with its aliases, for people to say
+    held = registry.published(first.uri)  # it stays, with its aliases, for people to say
+    assert (held.version, held.tags["compile_stage.key"]) == ("1", f"deleted:{make_bundle('net-compiled', 'a').key}")
+    assert "damaged" not in again.note
 
 
 def test_only_what_mlflow_itself_removed_counts_as_gone(
