@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ _STATE_STYLES = {"won": "bold green", "failed": "red", "refused": "yellow", "com
 _OUTCOME_STYLES = {"done": "green", "cached": "cyan"}
 _ASCII = str.maketrans({"×": "x", "—": "-", "…": "...", "·": "|", "µ": "u", "∞": "inf", "−": "-", "→": "->"})
 _LOG_WIDTH = 80  # a log has no width of its own; COLUMNS names another
+_NARROWEST = 20  # COLUMNS that says less is taken for 20: Rich leaves out what has no room
 _ONE_LINE = 4096
 _BESIDE_KEYS = 60  # columns that a policy's value and its place need beside the longest key
 _ROOM_FOR_WORDS = 36  # columns that a sentence beside a job's id needs to be readable
@@ -56,8 +58,12 @@ class Display:
         stream: Standard output, or standard error when output is for a program.
         width: Columns; None takes the terminal's, those of the environment's COLUMNS, or 80.
         """
-        asked = width is not None or os.environ.get("COLUMNS", "").isdigit()
-        self._folds = asked or Console(file=stream).is_terminal
+        columns = os.environ.get("COLUMNS", "")
+        if width is None and columns.strip("0").isdecimal():
+            width = max(int(columns), _NARROWEST)
+        self._folds = width is not None or Console(file=stream).is_terminal
+        if width is None and columns.isdecimal():  # it is 0: not known, and Rich would write nothing
+            width = shutil.get_terminal_size((_LOG_WIDTH, 25)).columns
         width = width if self._folds else _LOG_WIDTH
         self.console = LiveConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
         self.quiet = quiet

@@ -283,6 +283,17 @@ def test_a_log_is_as_wide_as_columns_says(result: RunResult, monkeypatch: pytest
         assert job.id in text  # whole, for whoever searches the log
 
 
+@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("1", 20), ("19", 20)])
+def test_a_width_in_which_nothing_has_room_hides_nothing(
+    result: RunResult, monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    """Broken: where COLUMNS is 0, as some containers and CI machines set it, each command prints nothing and ends with
+    0; where it is 2, reasons and tables are left out."""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert Display(Log()).console.width == width
+    assert "onnxruntime" in show(Log(), result)
+
+
 def test_quiet_names_the_gate_that_decided(factory: ModuleType) -> None:
     """Broken: `-q` ended with "no candidate passed its gates", which sends everybody back for a second run."""
     result = factory.make_result(factory.no_winner(), status="failed", exit_code=3)
