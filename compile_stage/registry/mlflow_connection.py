@@ -96,7 +96,10 @@ _NO_JSON_FIX = (
 )
 _ACCOUNT = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 _LOGIN_FIX = f"set {_ACCOUNT}, of an account with the rights"
-_WRONG_LOGIN_FIX = f"check {_ACCOUNT}: the server does not take what is set there (a wrong password, an expired token)"
+_WRONG_LOGIN_FIX = (
+    f"check {_ACCOUNT}, else ~/.mlflow/credentials: the server does not take what is set there (a wrong password, an "
+    "expired token)"
+)
 _RIGHTS_FIX = (
     "have the account granted READ on the source's model and its experiment, and, to publish, EDIT on the compiled "
     "model and on the experiment of its runs (MLFLOW_EXPERIMENT_NAME, else compile-stage); or name another one: "
@@ -410,7 +413,9 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
 
 
 def _login_fix() -> str:
-    is_set = any(os.environ.get(name) for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"))
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    is_set = os.environ.get("MLFLOW_TRACKING_TOKEN") or read_mlflow_creds().username
     return _WRONG_LOGIN_FIX if is_set else _LOGIN_FIX
 
 

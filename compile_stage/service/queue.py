@@ -246,7 +246,16 @@ class Queue:
         mine = (jobs.c.id == job.id) & (jobs.c.owner == self._owner) & (jobs.c.attempt == job.attempt)
         return mine & (jobs.c.state == _RUNNING)
 
-    def ended(self, job: Job, exit_code: int | None, seconds: float, problem: str, *, may_pass: bool = False) -> None:
+    def ended(
+        self,
+        job: Job,
+        exit_code: int | None,
+        seconds: float,
+        problem: str,
+        *,
+        may_pass: bool = False,
+        outage: bool = False,
+    ) -> None:
         """Record how an attempt ended. Registry trouble, and other trouble that may pass, is tried again after a pause,
         and what was interrupted at once. Of a job that another has begun again meanwhile, only the attempt is recorded:
         the job is the other's.
@@ -254,14 +263,18 @@ class Queue:
         Args:
             exit_code: The stage's; None when the process was killed before it could say.
             may_pass: The trouble is none of the model or the policy: a full disk, say.
+            outage: The service can't search the registry either, so registry trouble uses up no try: a token that
+                expired at night would end all that waits before somebody renews it.
         """
         jobs, now = table("jobs"), time.time()
         fate = {"state": _DONE if exit_code == EXIT_OK else _FAILED, "ended_at": now}
-        may_pass = may_pass or exit_code == EXIT_REGISTRY
-        if (may_pass or exit_code in (EXIT_INTERRUPTED, None)) and job.tries + 1 < _ATTEMPTS:
-            pause_s = self._pause_s(job.tries + 1) if may_pass else 0.0
+        may_pass, tries = may_pass or exit_code == EXIT_REGISTRY, job.tries + 1
+        if outage and exit_code == EXIT_REGISTRY:  # the pauses grow all the same, to the longest
+            tries = min(tries, _ATTEMPTS - 1)
+        if (may_pass or exit_code in (EXIT_INTERRUPTED, None)) and tries < _ATTEMPTS:
+            pause_s = self._pause_s(tries) if may_pass else 0.0
             fate = {"state": _QUEUED, "not_before": now + pause_s}
-        values = {**fate, "tries": job.tries + 1, "exit_code": exit_code, "problem": problem[:2000]}
+        values = {**fate, "tries": tries, "exit_code": exit_code, "problem": problem[:2000]}
         attempt = {"job": job.id, "attempt": job.attempt, "kind": job.kind, "exit_code": exit_code, "seconds": seconds}
         with self._store.transaction() as connection:
             insert_once(connection, "attempts", **attempt, ended_at=now)

@@ -36,6 +36,7 @@ class Worker:
 
     Args:
         after: Called with the job, its folder and its end when an attempt ended.
+        outage: True while the service can't search the registry.
 
     Attributes:
         first: What is taken before anything else: what was running when the service was killed.
@@ -49,8 +50,10 @@ class Worker:
         policies: PolicyFolder,
         kinds: tuple[str, ...],
         after: Callable[[Job, Path, float], object] = lambda *_: None,
+        outage: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings, self._queue, self._policies, self._after = settings, queue, policies, after
+        self._outage = outage
         self.kinds = kinds
         self.first: list[Job] = []
         self.interrupt = threading.Event()
@@ -134,7 +137,7 @@ class Worker:
             self._queue.release(job)
             return
         problem = remarks_of(folder.parent / "result") if code == 0 else problem_of(folder, code)
-        self._queue.ended(job, code, seconds, problem, may_pass=may_pass(problem))
+        self._queue.ended(job, code, seconds, problem, may_pass=may_pass(problem), outage=self._outage())
         _log.info("job %d ended with %s after %.0f s", job.id, "no exit code" if code is None else code, seconds)
         try:
             self._after(job, folder.parent / "result", ended_at)

@@ -125,7 +125,7 @@ class Service:
         return routes.application(lifespan)
 
     def _worker(self, kinds: tuple[str, ...]) -> Worker:
-        return Worker(self.settings, self.queue, self.policies, kinds, spans.send)
+        return Worker(self.settings, self.queue, self.policies, kinds, spans.send, lambda: bool(self.poller.problem))
 
 
 def serve(settings: Settings, host: str, port: int, say: Callable[[str], object]) -> None:

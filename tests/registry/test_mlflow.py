@@ -637,6 +637,7 @@ def test_a_refused_upload_is_not_taken_for_a_server_that_is_gone(status: int, na
     [
         (401, "", "^set MLFLOW_TRACKING_USERNAME"),
         (401, "ann", "^check MLFLOW_TRACKING_USERNAME .* wrong password"),
+        (401, "~ann", "^check MLFLOW_TRACKING_USERNAME .* wrong password"),  # in MLflow's own file
         (403, "ann", "READ on the source's model .* EDIT .* MLFLOW_TRACKING_TOKEN"),
     ],
 )
@@ -645,9 +646,16 @@ def test_a_refused_account_is_told_what_it_needs(
 ) -> None:
     """Broken: of an account that the server knows, and that lacks a right, or whose password is wrong, the error
     advises to set its name."""
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "x" * len(user))
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN", raising=False)
+    if user.startswith("~"):
+        monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+        (tmp_path / ".mlflow").mkdir()
+        account = f"[mlflow]\nmlflow_tracking_username = {user[1:]}\nmlflow_tracking_password = x\n"
+        (tmp_path / ".mlflow" / "credentials").write_text(account)
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "x" * len(user))
 
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -119,7 +119,7 @@ def test_only_registry_trouble_is_tried_again_and_then_later(store: Store, monke
     queue.add("run", "m", "2", "cpu")
     job = queue.claim(["run"])
     assert job is not None
-    queue.ended(job, 3, 1.0, "no winner")
+    queue.ended(job, 3, 1.0, "no winner", outage=True)
     assert (queue.rows("jobs", 1)[0]["state"], queue.claim(["run"])) == ("failed", None)
     assert not queue.add("run", "m", "2", "cpu")
     assert queue.add("run", "m", "2", "cpu", again=True)
@@ -222,6 +222,24 @@ def test_each_kind_of_machine_has_its_own_requalification(store: Store) -> None:
         queue.add("requalify", "", "", f"2026-01-01T00:00Z {machine}")
     taken = [(queue, queue.claim(["requalify"])) for queue in (other, one, other, one)]
     assert [job.subject.partition(" ")[2] if job else "" for _, job in taken] == ["aarch64-2b", "x86_64-1a", "", ""]
+
+
+def test_an_outage_of_the_registry_uses_up_no_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a token expires at night, and all that waits has ended as failed before somebody renews it; or it is
+    asked for each half a minute all night."""
+    queue = Queue(store, "here", retry_s=60)
+    queue.add("run", "m", "1", "cpu")
+    for _ in range(12):
+        job = queue.claim(["run"])
+        assert job is not None
+        queue.ended(job, 4, 1.0, "the registry refuses", outage=True)
+        assert queue.claim(["run"]) is None
+        later(monkeypatch, 3600)
+    job = queue.claim(["run"])
+    assert job is not None
+    assert (job.attempt, job.tries) == (13, 5)
+    queue.ended(job, 4, 1.0, "the registry refuses")
+    assert queue.rows("jobs", 1)[0]["state"] == "failed", "the service searches the registry again, and this run fails"
 
 
 def test_a_version_waits_until_the_registry_can_be_asked(store: Store) -> None:
