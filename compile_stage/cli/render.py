@@ -262,7 +262,7 @@ class Display:
         for row in (trials := serving.serving_rows(cost)):
             table.add_row(*map(self._text, row))
         if trials:
-            self.console.print(table)
+            self._print(table)
             self._say("")
         for line in (serving.cost_text(cost), *serving.serving_remarks(cost)):
             self._say(line)
