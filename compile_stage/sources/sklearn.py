@@ -26,13 +26,13 @@ from compile_stage.sources.sklearn_chains import refuse_chains
 from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_corrections import (
     last_step,
-    refuse_calibration,
     refuse_what_runs_nowhere,
     without_search,
 )
+from compile_stage.sources.sklearn_decisions import refuse_calibration, refuse_decisions
 from compile_stage.sources.sklearn_expansions import refuse_expansions
 from compile_stage.sources.sklearn_functions import refuse_functions
-from compile_stage.sources.sklearn_labels import refuse_thresholds
+from compile_stage.sources.sklearn_labels import refuse_large_labels, refuse_thresholds
 from compile_stage.sources.sklearn_signature import (
     ask_answer,
     column_names,
@@ -198,16 +198,13 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     signature = read_signature(estimator, source)
     if reason := refuse_categories(estimator):
         return reason
-    if type(last_step(estimator)).__name__ == "OneVsRestClassifier" and not hasattr(estimator, "predict_proba"):
-        return (
-            "skl2onnx converts a OneVsRestClassifier of models without probabilities to other labels: use one with "
-            "probabilities, such as LogisticRegression, or one that takes several classes by itself, as SVC does"
-        )
+    if reason := refuse_decisions(estimator):
+        return reason
     if reason := encoders.refuse_rounded(estimator) or encoders.refuse_dropped(estimator):
         return reason
     if reason := refuse_calibration(estimator) or refuse_boosters(estimator):
         return reason
-    if reason := refuse_targets(estimator) or refuse_thresholds(estimator):
+    if reason := refuse_targets(estimator) or refuse_thresholds(estimator) or refuse_large_labels(estimator):
         return reason
     if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_what_runs_nowhere(estimator):
         return reason

@@ -18,7 +18,6 @@ from compile_stage.sources.sklearn_categories import compared_one_by_one, regist
 from compile_stage.sources.sklearn_centroids import register_centroid_converter
 from compile_stage.sources.sklearn_chains import register_chain_converters
 from compile_stage.sources.sklearn_corrections import (
-    calibrated_scores,
     choose_one_against_rest_by_score,
     columns_by_number,
     count_bagged_labels,
@@ -33,9 +32,11 @@ from compile_stage.sources.sklearn_corrections import (
     prepare,
     scale_exactly,
     scalers_before_trees,
+    start_at_zero,
     thresholds_rounded_down,
     write_logarithms,
 )
+from compile_stage.sources.sklearn_decisions import raw_scores
 from compile_stage.sources.sklearn_expansions import register_expansions
 from compile_stage.sources.sklearn_functions import register_functions
 from compile_stage.sources.sklearn_imputers import register_imputers
@@ -43,7 +44,10 @@ from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
 from compile_stage.sources.sklearn_labels import register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
+from compile_stage.sources.sklearn_scalers import register_clipped_scalers
 from compile_stage.sources.sklearn_signature import ask_answer, column_names, has_columns, matrix_columns, steps
+from compile_stage.sources.sklearn_stacking import register_stacking_converter
+from compile_stage.sources.sklearn_support_vectors import write_linear_kernels
 from compile_stage.sources.sklearn_targets import register_target_converter
 from compile_stage.sources.sklearn_words import pad_with_no_word, word_options, write_sublinear_counts
 
@@ -82,7 +86,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     )
     if not is_classifier(estimator):
         options = {}
-    options |= calibrated_scores(estimator)
+    options |= raw_scores(estimator)
     if boosters(estimator):
         with takers_of_sparse(estimator) as fed_sparse:
             ask_answer(estimator, wanted.inputs, source)
@@ -95,6 +99,8 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     register_category_converters(estimator)
     register_imputers(estimator)
     register_functions(estimator)
+    register_clipped_scalers(estimator)
+    register_stacking_converter(estimator)
     encoders.register_encoders(estimator)
     options |= word_options(estimator)
     options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
@@ -145,11 +151,13 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     write_sublinear_counts(model, estimator)
     pad_with_no_word(model)
     keep_means(model, estimator)
+    start_at_zero(model)
     scale_exactly(model, estimator, is_given_float32=is_given_float32)
     if by_name:
         tabular.join_columns(model, matrix_columns(by_name, source))
     elif by_number and (ordered := matrix_columns(names, source)) != names:
         tabular.pick_columns(model, [ordered.index(name) for name in names])
+    write_linear_kernels(model, estimator)
     without_ml_operators(model)
     return model
 

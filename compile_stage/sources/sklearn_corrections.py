@@ -35,10 +35,12 @@ def prepare(estimator: Any) -> None:
     for part in list(parts(estimator)):
         for name, held in list(getattr(part, "__dict__", {}).items()):
             if isinstance(held, list):
-                held[:] = [_thawed(item) for item in held]
-            elif held is not _thawed(held):
-                setattr(part, name, _thawed(held))
-        kind = type(part).__name__
+                held[:] = [thawed(item) for item in held]
+            elif held is not thawed(held):
+                setattr(part, name, thawed(held))
+        kind, classes = type(part).__name__, getattr(part, "__dict__", {}).get("classes_")
+        if isinstance(classes, np.ndarray) and classes.dtype.kind in "iu":
+            part.classes_ = classes.astype(np.int64)  # converters take unsigned numbers for texts
         if kind == "VotingClassifier" and hasattr(part, "estimators_"):
             part.flatten_transform = False  # the form of transform(), which is not called
         if (
@@ -53,23 +55,6 @@ def prepare(estimator: Any) -> None:
             part.encode = "onehot-dense"  # ONNX has no sparse tensors; the fitted encoder stays as it is
 
 
-def refuse_calibration(estimator: Any) -> str | None:
-    """The reason when skl2onnx does not convert a calibrated classifier."""
-    for part in parts(estimator):
-        if type(part).__name__ == "_CalibratedClassifier":
-            if part.method == "temperature":
-                return (
-                    "skl2onnx converts no calibration by a temperature: calibrate it with method='sigmoid', or log the "
-                    "model without the calibration"
-                )
-            if type(last := last_step(part.estimator)).__name__ == "LinearSVC" and last is not _thawed(part.estimator):
-                return (
-                    "skl2onnx converts no calibrated pipeline of a LinearSVC: put the steps before the calibration, as "
-                    "in make_pipeline(StandardScaler(), CalibratedClassifierCV(LinearSVC()))"
-                )
-    return None
-
-
 def refuse_what_runs_nowhere(estimator: Any) -> str | None:
     """The reason when skl2onnx's graph of a step runs in no backend."""
     for part in parts(estimator):
@@ -77,18 +62,6 @@ def refuse_what_runs_nowhere(estimator: Any) -> str | None:
             wrong, advice = found
             return f"skl2onnx converts its {kind} to {wrong}: {advice}"
     return None
-
-
-def calibrated_scores(estimator: Any) -> dict[int, dict[str, bool]]:
-    """Options of skl2onnx by the id of the step that they are for. A calibration takes decision_function() where there
-    is one; the converter asks a classifier for it, and of a pipeline takes the probabilities."""
-    return {
-        id(last_step(part.estimator)): {"raw_scores": True}
-        for part in parts(estimator)
-        if type(part).__name__ == "_CalibratedClassifier"
-        and hasattr(part.estimator, "steps")
-        and hasattr(part.estimator, "decision_function")
-    }
 
 
 def scalers_before_trees(estimator: Any, *, is_given_float32: bool) -> dict[int, dict[str, str]]:
@@ -206,7 +179,7 @@ def columns_by_number(estimator: Any) -> Iterator[None]:
 
 def last_step(estimator: Any) -> Any:
     """Of a pipeline, and of pipelines in it, the model at the end; else the estimator itself."""
-    while hasattr(estimator := _thawed(estimator), "steps"):
+    while hasattr(estimator := thawed(estimator), "steps"):
         estimator = estimator.steps[-1][1]
     return estimator
 
@@ -216,7 +189,8 @@ def without_search(estimator: Any) -> Any:
     return getattr(estimator, "best_estimator_", estimator)
 
 
-def _thawed(value: Any) -> Any:
+def thawed(value: Any) -> Any:
+    """What a FrozenEstimator or a search is wrapped around; else the value itself."""
     return value.estimator if type(value).__name__ == "FrozenEstimator" else without_search(value)
 
 
@@ -369,7 +343,9 @@ def name_pairs_classes(model: ModelProto, estimator: Any) -> None:
     """Have each OneVsOneClassifier answer with its labels: skl2onnx answers with the numbers of the classes."""
     from onnx import helper, numpy_helper
 
-    pairs = [part for part in parts(estimator) if type(part).__name__ == "OneVsOneClassifier"]
+    pairs = [
+        part for part in parts(estimator) if type(part).__name__ == "OneVsOneClassifier" and hasattr(part, "classes_")
+    ]
     chosen = [node for node in model.graph.node if node.op_type == "ArgMax" and node.input[0] == "ovr_output"]
     for part, node in zip(pairs, chosen, strict=False):
         label = node.output[0]
@@ -457,6 +433,18 @@ def count_bagged_labels(model: ModelProto, estimator: Any) -> None:
             models = f"{total.output[0]}_models"
             model.graph.initializer.append(numpy_helper.from_array(np.asarray([0], np.int64), models))
             total.input[1] = models
+
+
+def start_at_zero(model: ModelProto) -> None:
+    """Write a base value for each class of gradient boosting with `init="zero"`. skl2onnx writes one for all classes,
+    and the runtime opens no such graph."""
+    for node in model.graph.node:
+        named = {entry.name: entry for entry in node.attribute}
+        if node.op_type == "TreeEnsembleClassifier" and "base_values" in named:
+            base = named["base_values"].floats
+            classes = len(set(named["class_ids"].ints))
+            if len(base) == 1 and base[0] == 0 and classes > 1:
+                base[:] = [0.0] * classes
 
 
 def write_logarithms(model: ModelProto, estimator: Any) -> None:

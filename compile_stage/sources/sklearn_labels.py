@@ -28,6 +28,20 @@ def refuse_thresholds(estimator: Any) -> str | None:
     return None
 
 
+def refuse_large_labels(estimator: Any) -> str | None:
+    """The reason when a label has more than 32 bits: many of skl2onnx's converters cut them off, and answer 0."""
+    for part in parts(estimator):
+        classes = getattr(part, "__dict__", {}).get("classes_")
+        if isinstance(classes, np.ndarray) and classes.dtype.kind in "iuf" and classes.size:
+            largest = max(classes.tolist(), key=abs)
+            if not -(2**31) <= largest < 2**31:
+                return (
+                    f"its {type(part).__name__} has the label {largest!r}, and skl2onnx writes labels in 32 bits: "
+                    "train it on smaller numbers, or on texts"
+                )
+    return None
+
+
 def register_label_converters(estimator: Any) -> None:
     """Have skl2onnx convert those in the estimator."""
     from skl2onnx import update_registered_converter
@@ -77,7 +91,7 @@ def _convert_votes(scope: Any, operator: Any, container: Any) -> None:
     total = operator.outputs[1].full_name
     container.add_node("Sum", counted, total, name=scope.get_unique_operator_name("votes"))
     most = _node(scope, container, "ArgMax", total, axis=1, keepdims=0)
-    _write_label(scope, operator, container, model.classes_, most)
+    write_label(scope, operator, container, model.classes_, most)
 
 
 def _convert_threshold(scope: Any, operator: Any, container: Any) -> None:
@@ -98,7 +112,7 @@ def _convert_threshold(scope: Any, operator: Any, container: Any) -> None:
     score = _node(scope, container, "Gather", answer, chosen, axis=1)
     reached = _node(scope, container, "GreaterOrEqual", score, least)
     number = _node(scope, container, "Cast", reached, to=TensorProto.INT64)
-    _write_label(scope, operator, container, np.asarray(model.classes_)[[1 - place, place]], number)
+    write_label(scope, operator, container, np.asarray(model.classes_)[[1 - place, place]], number)
 
 
 def _declared(scope: Any, operator: Any, model: Any, label_type: Any) -> tuple[str, str]:
@@ -118,12 +132,12 @@ def _node(scope: Any, container: Any, kind: str, *taken: str, **attributes: Any)
     return made
 
 
-def _write_label(scope: Any, operator: Any, container: Any, classes: Any, numbers: str) -> None:
+def write_label(scope: Any, operator: Any, container: Any, classes: Any, numbers: str) -> None:
     """Args: numbers: For each row the place of its label in `classes`."""
     from onnx import TensorProto
 
     labels = scope.get_unique_variable_name("labels")
-    if np.asarray(classes).dtype.kind in "biu":
+    if np.asarray(classes).dtype.kind in "biuf":
         container.add_initializer(labels, TensorProto.INT64, [len(classes)], [int(label) for label in classes])
     else:
         container.add_initializer(labels, TensorProto.STRING, [len(classes)], [str(one).encode() for one in classes])

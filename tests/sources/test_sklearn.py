@@ -292,7 +292,6 @@ def test_defaults_that_skl2onnx_refuses_are_no_reason_to_refuse(tmp_path: Path, 
         (scaled(RadiusNeighborsClassifier(9.0)), "use a KNeighborsClassifier"),
         (scaled(GaussianProcessClassifier(optimizer=None)), "use an SVC"),
         (CalibratedClassifierCV(OneVsRestClassifier(LinearSVC()), cv=2), "of rows of the logged example differ"),
-        (StackingClassifier([("a", scaled(SVC()))], passthrough=True, cv=2), "ONNX Runtime can't run"),
     ],
 )
 def test_what_skl2onnx_gets_wrong_is_refused_in_the_plan(tmp_path: Path, model: Any, words: str) -> None:

@@ -1,0 +1,47 @@
+"""MaxAbsScaler with `clip`, which skl2onnx converts without the limits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from compile_stage.sources.sklearn_parts import parts
+
+
+def register_clipped_scalers(estimator: Any) -> None:
+    """Have skl2onnx keep the answers of each MaxAbsScaler(clip=True) in the estimator within -1 and 1."""
+    from skl2onnx import update_registered_converter
+    from skl2onnx.shape_calculators.scaler import calculate_sklearn_scaler_output_shapes
+
+    kinds = {type(part) for part in parts(estimator) if type(part).__name__ == "MaxAbsScaler"}
+    for kind in kinds:
+        update_registered_converter(
+            kind,
+            "SklearnMaxAbsScaler",
+            calculate_sklearn_scaler_output_shapes,
+            _convert,
+            options={"div": ["std", "div", "div_cast"]},
+        )
+
+
+def _convert(scope: Any, operator: Any, container: Any) -> None:
+    from onnx import TensorProto
+    from skl2onnx.operator_converters.scaler_op import convert_sklearn_scaler
+
+    scaler = operator.raw_operator
+    if not getattr(scaler, "clip", False):
+        convert_sklearn_scaler(scope, operator, container)
+        return
+    plain = copy.copy(scaler)
+    plain.clip = False
+    for holder in (scope, container):
+        holder.add_options(id(plain), options=container.get_options(scaler, {"div": "std"}))
+    inner = scope.declare_local_operator("SklearnMaxAbsScaler", plain)
+    inner.inputs = operator.inputs
+    scaled = scope.declare_local_variable("scaled", type(operator.outputs[0].type)())
+    inner.outputs.append(scaled)
+    low, high = (scope.get_unique_variable_name(name) for name in ("low", "high"))
+    container.add_initializer(low, TensorProto.FLOAT, [], [-1.0])
+    container.add_initializer(high, TensorProto.FLOAT, [], [1.0])
+    clipped = scope.get_unique_operator_name("clipped")
+    container.add_node("Clip", [scaled.full_name, low, high], operator.outputs[0].full_name, name=clipped)
