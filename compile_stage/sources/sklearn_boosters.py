@@ -152,6 +152,7 @@ def _xgboost_converter(fed_sparse: set[int]) -> Callable[[Any, Any, Any], None]:
         with xgboost.convertible(model):
             convert_xgboost(scope, operator, container)
             xgboost.name_classes(container.nodes[written:], model)
+            xgboost.write_probabilities(container.nodes[written:], model)
         if id(model) not in fed_sparse:
             return
         rows = operator.inputs[0].full_name

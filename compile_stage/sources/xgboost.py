@@ -107,6 +107,7 @@ class XGBoostSource(Exporter):
         except Exception as error:
             raise SourceError(f"onnxmltools can't convert it: {first_line(error)}", where=source.uri) from error
         name_classes(converted.graph.node, model)
+        write_probabilities(converted.graph.node, model)
         names = [value.name for value in graph.signature_of(converted).outputs]
         tabular.standardize(converted, wanted, _repairs(names, model, booster))
         return graph.finish(converted, source, shapes, into)
@@ -266,6 +267,20 @@ def name_classes(nodes: Iterable[NodeProto], model: Any) -> None:
         if node.op_type == "TreeEnsembleClassifier" and len(set(found["class_ids"].ints)) > 1:
             classes = _trees(booster)["tree_info"]
             found["class_ids"].ints[:] = [classes[tree] for tree in found["class_treeids"].ints]
+
+
+def write_probabilities(nodes: Iterable[NodeProto], model: Any) -> None:
+    """Have a classifier of the objective `multi:softmax` answer with probabilities. The converter writes the sums of
+    its trees; `predict_proba` of XGBoost's wrappers answers with their softmax, as it does for `multi:softprob`.
+
+    Args:
+        nodes: What the converter wrote of the booster or wrapper.
+    """
+    if not hasattr(model, "predict_proba") or _objective(_booster(model)) != "multi:softmax":
+        return
+    for node in nodes:
+        if node.op_type == "TreeEnsembleClassifier":
+            next(entry for entry in node.attribute if entry.name == "post_transform").s = b"SOFTMAX"
 
 
 def _own_params(model: Any) -> dict[str, Any]:

@@ -99,6 +99,17 @@ def test_xgboost_wrappers(tmp_path: Path, prove: Proof, kind: str) -> None:
     prove_answer(source, rows[:50])
 
 
+@pytest.mark.parametrize("kind", ["XGBClassifier", "XGBRFClassifier"])
+def test_xgboosts_probabilities_are_probabilities(tmp_path: Path, prove: Proof, kind: str) -> None:
+    """Broken: of the objective multi:softmax the graph answers with the sums of trees, from -3 to 5, in their place."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = rows_of(TEN)
+    model = getattr(xgboost, kind)(n_estimators=3, objective="multi:softmax", n_jobs=1).fit(rows, TEN[1])
+    source = save(tmp_path / "model", "xgboost", model, rows)
+    prove(source, {"X": rows}, sizes=(1, 200))
+    prove_answer(source, rows[:50])
+
+
 @pytest.mark.parametrize("objective", ["rank:ndcg", "rank:map", "rank:pairwise"])
 @pytest.mark.parametrize("kind", ["booster", "XGBRanker", "early"])
 def test_xgboost_rankers(tmp_path: Path, prove: Proof, objective: str, kind: str) -> None:
