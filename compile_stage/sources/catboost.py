@@ -91,6 +91,7 @@ class CatBoostSource(Exporter):
         converted.ir_version = max(converted.ir_version, _CONSTANTS_ARE_NO_INPUTS)
         if wanted.outputs[0].name == tabular.LABEL:
             _drop_zipmap(converted)
+            _name_two_classes(converted, model)
             repairs: list[tuple[str, tabular.Repair]] = [
                 ("label", "column" if len(wanted.outputs[0].shape) > 1 else "flatten"),
                 ("probability_tensor", "keep"),
@@ -214,3 +215,22 @@ def _drop_zipmap(model: Any) -> None:
     model.graph.node.extend(kept)
     del model.graph.output[1:]
     model.graph.output.append(helper.make_tensor_value_info("probability_tensor", 1, [None, None]))
+
+
+def _name_two_classes(graph_of_trees: Any, model: Any) -> None:
+    """Have the trees of two classes number them 0 and 1, and look the label up. Of two whole numbers with a weight for
+    each ONNX Runtime answers 0 and 1, whatever the graph calls them."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    if len(model.classes_) != 2 or model.classes_.dtype.kind not in "iu" or model.classes_.tolist() == [0, 1]:
+        return
+    trees = next(node for node in graph_of_trees.graph.node if node.op_type == "TreeEnsembleClassifier")
+    next(entry for entry in trees.attribute if entry.name == "classlabels_int64s").ints[:] = [0, 1]
+    label = trees.output[0]
+    trees.output[0] = "label_number"
+    classes = numpy_helper.from_array(np.asarray(model.classes_, np.int64), "label_classes")
+    graph_of_trees.graph.initializer.append(classes)
+    graph_of_trees.graph.node.append(
+        helper.make_node("Gather", [classes.name, trees.output[0]], [label], name="label_of_class")
+    )

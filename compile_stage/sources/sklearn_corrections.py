@@ -66,27 +66,28 @@ def refuse_what_runs_nowhere(estimator: Any) -> str | None:
 
 def scalers_before_trees(estimator: Any, *, is_given_float32: bool) -> dict[int, dict[str, str]]:
     """Options of skl2onnx by the id of the scaler that they are for: compute in the type that scikit-learn computes in,
-    and divide as it does, where the model has trees. Many thresholds are values of the training data, and one of these
-    that is rounded otherwise goes the other way."""
+    and divide as it does, where the model has trees or bins. Many thresholds are values of the training data, and one
+    of these that is rounded otherwise goes the other way."""
     held = list(parts(estimator))
-    trees, how = _has_trees(held), "div" if is_given_float32 else "div_cast"
+    trees, how = _has_thresholds(held), "div" if is_given_float32 else "div_cast"
     return {id(part): {"div": how} for part in held if trees and type(part).__name__ in _SCALERS}
 
 
-def _has_trees(held: Sequence[Any]) -> bool:
-    return any(is_tree(part) or type(part).__name__ in ("TreePredictor", "Booster") for part in held)
+def _has_thresholds(held: Sequence[Any]) -> bool:
+    kinds = ("TreePredictor", "Booster", "KBinsDiscretizer", "Binarizer")
+    return any(is_tree(part) or type(part).__name__ in kinds for part in held)
 
 
 def scale_exactly(model: ModelProto, estimator: Any, *, is_given_float32: bool) -> None:
-    """Have each MinMaxScaler before trees compute in float64, as scikit-learn does, and round both of its steps where
-    it is given float32. What `scalers_before_trees` asks of the others is no option of this one."""
+    """Have each MinMaxScaler before trees or bins compute in float64, as scikit-learn does, and round both of its steps
+    where it is given float32. What `scalers_before_trees` asks of the others is no option of this one."""
     from onnx import numpy_helper
 
     held = list(parts(estimator))
     scalers = [part for part in held if type(part).__name__ == "MinMaxScaler" and hasattr(part, "scale_")]
     constants = {tensor.name: numpy_helper.to_array(tensor).ravel() for tensor in model.graph.initializer}
     users = {name: node for node in model.graph.node for name in node.input[:1]}
-    for product in [node for node in model.graph.node if node.op_type == "Mul"] if _has_trees(held) else ():
+    for product in [node for node in model.graph.node if node.op_type == "Mul"] if _has_thresholds(held) else ():
         total = users.get(product.output[0])
         if total is None or total.op_type != "Add" or not {product.input[1], total.input[1]} <= constants.keys():
             continue

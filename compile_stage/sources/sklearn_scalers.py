@@ -1,11 +1,17 @@
-"""MaxAbsScaler with `clip`, which skl2onnx converts without the limits."""
+"""MaxAbsScaler with `clip`, which skl2onnx converts without the limits; and the edges of bins, which numbers that
+float32 rounds are to reach."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from compile_stage.sources.sklearn_parts import parts
+
+_STEPS = 4
+"""A number and an edge are each rounded by half a step; a scaler's mean, where it is as large, adds two."""
 
 
 def register_clipped_scalers(estimator: Any) -> None:
@@ -22,6 +28,29 @@ def register_clipped_scalers(estimator: Any) -> None:
             _convert,
             options={"div": ["std", "div", "div_cast"]},
         )
+
+
+@contextmanager
+def edges_lowered(estimator: Any) -> Iterator[None]:
+    """Lower the edges that each KBinsDiscretizer took from quantiles by a few of float32's steps. They belong to the
+    bin above, and are values of the training data: where float32 rounds such a value down, on the way through a scaler
+    too, it fell into the bin below."""
+    import numpy as np
+
+    bins = [part for part in parts(estimator) if type(part).__name__ == "KBinsDiscretizer" and hasattr(part, "n_bins_")]
+    bins = [part for part in bins if part.strategy == "quantile"]
+    before = [part.bin_edges_ for part in bins]
+    for part, edges in zip(bins, before, strict=True):
+        lowered = np.empty(len(edges), object)
+        for column, held in enumerate(edges):
+            largest = np.float32(np.abs(held).max(initial=0.0))
+            lowered[column] = held - _STEPS * float(np.spacing(largest))
+        part.bin_edges_ = lowered
+    try:
+        yield
+    finally:
+        for part, edges in zip(bins, before, strict=True):
+            part.bin_edges_ = edges
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:

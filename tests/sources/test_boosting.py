@@ -484,6 +484,15 @@ def test_catboost_refuses_trees_that_are_not_symmetric(tmp_path: Path) -> None:
     assert "grow_policy='SymmetricTree'" in (plugins.load("sources", "catboost").refuse(source, Compliance()) or "")
 
 
+@pytest.mark.parametrize("names", [[1, 2], [-1, 1], [0, 7]])
+def test_catboost_of_two_classes_answers_with_their_numbers(tmp_path: Path, prove: Proof, names: list[int]) -> None:
+    """Broken: every label is 0 or 1, whatever the classes are called, and no candidate of such a model passes."""
+    model = catboost_model("CatBoostClassifier", "Logloss", (TWO[0], np.array(names)[TWO[1]]))
+    source = save(tmp_path / "model", "catboost", model, rows_of(TWO))
+    prove(source, {"X": rows_of(TWO)}, sizes=(1, 200))
+    prove_answer(source, rows_of(TWO)[:50])
+
+
 def test_catboost_with_truth_values_as_labels(tmp_path: Path, prove: Proof) -> None:
     """Broken: a model that was fitted on `y > 0` ended in CatBoost's "Unexpected label type"."""
     model = catboost_model("CatBoostClassifier", "Logloss", (TWO[0], TWO[1] > 0))

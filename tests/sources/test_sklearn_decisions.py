@@ -13,13 +13,13 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import BaggingClassifier, GradientBoostingClassifier, StackingClassifier
-from sklearn.linear_model import LogisticRegression, RidgeClassifier, SGDClassifier
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import NearestCentroid
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MaxAbsScaler, StandardScaler
+from sklearn.preprocessing import KBinsDiscretizer, MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.svm import SVC, SVR, LinearSVC, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier
 
@@ -147,6 +147,18 @@ def test_a_scaler_that_clips_does(tmp_path: Path, prove: Proof, narrow: bool) ->
     for last in (RidgeClassifier(), DecisionTreeClassifier(random_state=0)):
         model = make_pipeline(MaxAbsScaler(clip=True), last).fit(rows, THREE)
         answers_alike(prove, tmp_path / type(last).__name__, model)
+
+
+@pytest.mark.parametrize("scaler", [StandardScaler(), MaxAbsScaler(), RobustScaler(), MinMaxScaler()])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_on_the_edge_of_a_bin_fall_into_the_bin_above(tmp_path: Path, scaler: Any, dtype: str) -> None:
+    """Broken: edges are values of the training data, and 3 to 12 % of the rows with such a value, rounded on the way
+    through the scaler, fell into the bin below."""
+    rows = np.round(np.random.default_rng(0).normal(size=(300, 3)), 1).astype(dtype)
+    model = make_pipeline(scaler, KBinsDiscretizer(5, encode="ordinal"), Ridge()).fit(rows, rows[:, 0] + rows[:, 1])
+    made = SklearnSource().export(save(tmp_path / "m", model, rows), {}, tmp_path)
+    found = run_onnx(made, {"X": rows.astype(np.float32)})["prediction"]
+    np.testing.assert_allclose(found, model.predict(rows), rtol=1e-4, atol=1e-4)
 
 
 def test_gradient_boosting_from_zero_has_a_base_for_each_class(tmp_path: Path, prove: Proof) -> None:
