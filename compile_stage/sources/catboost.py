@@ -109,7 +109,10 @@ class CatBoostSource(Exporter):
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
         output = _signature(model, source).outputs[0].name
-        return tabular.prediction_format(source, [output], getattr(model, "classes_", None), fitted=_names(model))
+        # A regressor has no classes, or an empty list of them, and answers in float64. Texts are answered as objects.
+        classes = getattr(model, "classes_", ())
+        answered = (classes.astype(object) if classes.dtype.kind == "U" else classes) if len(classes) else 0.0
+        return tabular.prediction_format(source, [output], answered, fitted=_names(model))
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("catboost", "onnx")

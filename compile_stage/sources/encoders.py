@@ -134,7 +134,10 @@ def _inner(model: Any) -> list[Any]:
 
 
 def _after(step: Any, columns: Sequence[int | None]) -> Sequence[int | None]:
-    """The columns behind a step, in order. Where it keeps their count it is taken to keep their places."""
+    """The columns behind a step, in order. Where it keeps their count it is taken to keep their places. None behind a
+    step that was fitted on another number of them, since what stands before it made columns of its own."""
+    if getattr(step, "n_features_in_", len(columns)) != len(columns):
+        return []
     if hasattr(step, "transformers_"):
         places = step.output_indices_
         behind: list[int | None] = [None] * max((part.stop for part in places.values()), default=0)

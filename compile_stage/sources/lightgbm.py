@@ -114,7 +114,8 @@ class LightGBMSource(Exporter):
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         model = _load(source)
         output = _signature(model, source).outputs[0].name
-        return tabular.prediction_format(source, [output], getattr(model, "classes_", None))
+        # LightGBM answers numbers in float64, whatever it is given.
+        return tabular.prediction_format(source, [output], getattr(model, "classes_", 0.0))
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("lightgbm", "onnxmltools", "skops", "onnx")

@@ -14,6 +14,7 @@ from packaging.version import Version
 from compile_stage.core import archives
 from compile_stage.core.errors import SourceError
 from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.sources import logged_code
 
 # 0.11 and older show other types than they make (CVE-2025-54412, CVE-2025-54413); of 0.12 a model card runs code
 # (CVE-2025-54886).
@@ -116,8 +117,11 @@ def load(path: Path, serialization_format: str, source: SourceModel, logged_with
                 return skops.io.load(path, trusted=skops.io.get_untrusted_types(file=path))
             import cloudpickle  # type: ignore[import-untyped]
 
+            logged_code.make_importable(source)
             with path.open("rb") as stream:
                 return cloudpickle.load(stream)
+    except ModuleNotFoundError as error:
+        raise logged_code.missing_module(source, error) from error
     except Exception as error:
         raise SourceError(
             f"it can't be loaded: {type(error).__name__}: {error}",

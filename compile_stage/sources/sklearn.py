@@ -33,6 +33,7 @@ from compile_stage.sources.sklearn_decisions import refuse_calibration, refuse_d
 from compile_stage.sources.sklearn_expansions import refuse_expansions
 from compile_stage.sources.sklearn_functions import refuse_functions
 from compile_stage.sources.sklearn_labels import refuse_large_labels, refuse_thresholds
+from compile_stage.sources.sklearn_samplers import without_samplers
 from compile_stage.sources.sklearn_signature import (
     ask_answer,
     column_names,
@@ -133,10 +134,11 @@ class SklearnSource(Exporter):
         found = find_text_fills(estimator, source, wanted.inputs)
         fills = {"fills": found} if found else {}
         if _predict_fn(source) == "predict_proba":
-            return {**tabular.prediction_format(source, [tabular.PROBABILITIES], fitted=fitted), **fills}
+            answer = ask_answer(estimator, wanted.inputs, source, "predict_proba", as_given=True)
+            return {**tabular.prediction_format(source, [tabular.PROBABILITIES], answer, fitted=fitted), **fills}
         name, labels = wanted.outputs[0].name, getattr(estimator, "classes_", None)
-        if name == tabular.LABEL and (labels is None or len(wanted.outputs[0].shape) > 1):
-            labels = ask_answer(estimator, wanted.inputs, source)
+        if name != tabular.LABEL or labels is None or len(wanted.outputs[0].shape) > 1:
+            labels = ask_answer(estimator, wanted.inputs, source, as_given=True)
         return {**tabular.prediction_format(source, [name], labels, fitted=fitted), **fills}
 
     def packages(self) -> Mapping[str, str]:
@@ -184,7 +186,7 @@ def _trusted(source: SourceModel) -> list[str]:
 
 def _load(source: SourceModel) -> Any:
     logged_with = f"scikit-learn {mlmodel.flavor(source, 'sklearn').get('sklearn_version', 'of an unknown version')}"
-    return without_search(saved.load(_file(source), _format(source), source, logged_with))
+    return without_samplers(without_search(saved.load(_file(source), _format(source), source, logged_with)))
 
 
 # ----------------------------------------------------------------------------------------------------------- estimators
@@ -193,7 +195,8 @@ def _load(source: SourceModel) -> Any:
 def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not hasattr(estimator, "predict"):
         return f"{type(estimator).__name__} has no predict()"
-    if reason := _refuse_other_columns(estimator, source):
+    # A function may make columns of its own: what is read of the steps behind it does not fit the signature then.
+    if reason := refuse_functions(estimator) or _refuse_other_columns(estimator, source):
         return reason
     signature = read_signature(estimator, source)
     if reason := refuse_categories(estimator):
@@ -206,7 +209,7 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
         return reason
     if reason := refuse_targets(estimator) or refuse_thresholds(estimator) or refuse_large_labels(estimator):
         return reason
-    if reason := refuse_words(estimator) or refuse_functions(estimator) or refuse_what_runs_nowhere(estimator):
+    if reason := refuse_words(estimator) or refuse_what_runs_nowhere(estimator):
         return reason
     if reason := refuse_chains(estimator) or refuse_expansions(estimator):
         return reason

@@ -118,8 +118,9 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     except (MissingConverter, MissingShapeCalculator) as error:
         raise SourceError(
             f"{_blamed(error, estimator)} has no converter to ONNX",
-            fix="replace that step; or, where skl2onnx can be given a converter for it (update_registered_converter), "
-            "convert the model yourself, and log that with mlflow.onnx",
+            fix="replace that step (scikit-learn's own encoders, imputers and scalers have one); or, where skl2onnx "
+            "can be given a converter for it (update_registered_converter), convert the model yourself, and log that "
+            "with mlflow.onnx",
             where=source.uri,
         ) from error
     except Exception as error:
@@ -182,5 +183,9 @@ def _step_of(error: Exception) -> str | None:
 
 
 def _blamed(error: Exception, estimator: Any) -> str:
+    """The class without converter, with its package where that is not scikit-learn: others have classes of the same
+    names, which are converted there (`OrdinalEncoder` of category_encoders)."""
     match = re.search(r"type '<class '([\w.]+)'>'", str(error)) or re.search(r"<class '([\w.]+)'>", str(error))
-    return match[1].rpartition(".")[2] if match else type(estimator).__name__
+    path = match[1] if match else f"{type(estimator).__module__}.{type(estimator).__qualname__}"
+    package, name = path.partition(".")[0], path.rpartition(".")[2]
+    return name if package in ("sklearn", "__main__") else f"{package}.{name}"

@@ -97,9 +97,21 @@ def _several_labels(estimator: Any, inputs: tuple[TensorSpec, ...], source: Sour
     return tabular.label(dtype, targets=answer.shape[1])
 
 
-def ask_answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceModel, method: str = "predict") -> Any:
+def ask_answer(
+    estimator: Any,
+    inputs: tuple[TensorSpec, ...],
+    source: SourceModel,
+    method: str = "predict",
+    *,
+    as_given: bool = False,
+) -> Any:
     """What it answers to two rows of zeros, or to the example where an encoder refuses zeros; for the shape and the
-    type of its answers. Raises SourceError where it refuses both."""
+    type of its answers. Raises SourceError where it refuses both.
+
+    Args:
+        as_given: Ask in the type that its pyfunc is given, float64 where the signature does not say float32 alone: a
+            model that was fitted on float32 answers in the wider of both. Else in float32.
+    """
     import numpy as np
 
     signature = Signature(inputs=inputs, outputs=())
@@ -107,12 +119,12 @@ def ask_answer(estimator: Any, inputs: tuple[TensorSpec, ...], source: SourceMod
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="X does not have valid feature names")
         if has_columns(signature):
-            return np.asarray(
-                ask(framer(estimator, signature, source)(list(example_columns(estimator, source, inputs).values())))
-            )
-        as_frame = framer(estimator, signature, source)
+            columns = example_columns(estimator, source, inputs, as_given=as_given)
+            return np.asarray(ask(framer(estimator, signature, source)(list(columns.values()))))
+        as_frame = framer(estimator, signature, source, as_given=as_given)
+        given = np.float64 if as_given and not tabular.is_given_float32(source) else np.float32
         try:
-            return np.asarray(ask(as_frame([np.zeros((2, int(inputs[0].shape[1])), np.float32)])))
+            return np.asarray(ask(as_frame([np.zeros((2, int(inputs[0].shape[1])), given)])))
         except ValueError as error:  # an encoder that knows no 0
             example = mlmodel.named_example(source, signature, as_given=True)
             if example is None:

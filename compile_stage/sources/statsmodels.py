@@ -15,7 +15,7 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
-from compile_stage.sources import graph, mlmodel, tabular
+from compile_stage.sources import graph, logged_code, mlmodel, tabular
 from compile_stage.sources.session import SourceSession
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class StatsmodelsSource(Exporter):
         fitted = _load(source)
         # What a formula was fitted on is looked for by name; a matrix comes in order.
         columns = _weights(fitted, source)[2] if _formula(fitted) is not None else ()
-        return {**tabular.prediction_format(source, [tabular.PREDICTION], fitted=columns), "kind": "series"}
+        # It computes and answers in float64.
+        return {**tabular.prediction_format(source, [tabular.PREDICTION], 0.0, fitted=columns), "kind": "series"}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("statsmodels", "patsy", "onnx")
@@ -134,8 +135,11 @@ def _load(source: SourceModel) -> Any:
     import statsmodels
     from statsmodels.iolib.api import load_pickle
 
+    logged_code.make_importable(source)
     try:
         return load_pickle(str(_file(source)))
+    except ModuleNotFoundError as error:
+        raise logged_code.missing_module(source, error) from error
     except Exception as error:
         problem = f"it can't be loaded: {first_line(error)}"
         raise mlmodel.not_loaded(source, problem, statsmodels, "statsmodels_version") from error

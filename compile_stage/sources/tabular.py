@@ -165,23 +165,25 @@ def limited_threads(threads: int) -> Iterator[None]:
 
 
 def prediction_format(
-    source: SourceModel, outputs: Sequence[str], classes: Any = None, *, fitted: Sequence[str] = ()
+    source: SourceModel, outputs: Sequence[str], answered: Any = None, *, fitted: Sequence[str] = ()
 ) -> Mapping[str, Any]:
     """An array for an array and for a data frame alike, as the `predict` of all these frameworks does.
 
     Args:
         fitted: Names of the columns that a framework compares with a data frame's. They tell its columns apart where no
             signature does.
-        classes: Labels in the type that the model answers, which a `label` takes again: ONNX has none but int64.
+        answered: Something in the type that the model answers, which the published one takes again: labels, of which
+            ONNX has int64 and texts alone, or numbers, which the graph computes in float32.
     """
     import numpy as np
 
     columns = mlmodel.columns(source) or (fitted if mlmodel.read(source).inputs is None else None)
-    answered = np.asarray(classes).dtype if classes is not None and list(outputs) == [LABEL] else np.dtype(np.int64)
+    own = np.int64 if list(outputs) == [LABEL] else np.float32
+    given = np.asarray(answered).dtype if answered is not None else np.dtype(own)
     # The name of NumPy's texts of up to three letters would be str96, which is no type that it reads.
-    dtype = f"U{answered.itemsize // 4}" if answered.kind == "U" else answered.name
+    dtype = f"U{given.itemsize // 4}" if given.kind == "U" else given.name
     return {
-        **({"dtype": dtype} if answered.kind in "iufU" and answered != np.int64 else {}),
+        **({"dtype": dtype} if given.kind in "iufU" and given != own else {}),
         "kind": "array",
         "outputs": list(outputs),
         "columns": list(columns) if columns else None,

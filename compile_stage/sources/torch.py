@@ -21,7 +21,7 @@ from compile_stage.core.records import Compliance, PortableModel, ShapeRange, So
 from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support.torch_attention import answer_masked_rows
 from compile_stage.plugin_support.torch_programs import keep_inputs, threads_restored, use_threads
-from compile_stage.sources import mlmodel, pt2, torch_forward
+from compile_stage.sources import logged_code, mlmodel, pt2, torch_forward
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.torch_device import DEVICES, place
 from compile_stage.sources.torch_portable import export_graph, save_program
@@ -226,10 +226,13 @@ def _load_pickle(source: SourceModel) -> Any:
     them."""
     import mlflow.pytorch
 
+    logged_code.make_importable(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MLflow warns of pickles; the policy has allowed them
         try:
             module = mlflow.pytorch._load_model(str(_pickle(source).parent), weights_only=False)
+        except ModuleNotFoundError as error:
+            raise logged_code.missing_module(source, error) from error
         except Exception as error:
             raise SourceError(
                 f"its pickle can't be loaded: {torch_forward.reason(error)}",

@@ -47,7 +47,7 @@ def save(path: Path, flavor: str, model: Any, rows: Any, **options: Any) -> Sour
 
 
 def prove_answer(source: SourceModel, rows: Any) -> None:
-    """The output that `answer` names is what the source's pyfunc answers."""
+    """The output that `answer` names is what the source's pyfunc answers, and is answered in the pyfunc's type."""
     exporter = plugins.load("sources", source.flavor)
     how = exporter.prediction_format(source)
     answer = mlflow.pyfunc.load_model(source.path).predict(rows)
@@ -55,6 +55,8 @@ def prove_answer(source: SourceModel, rows: Any) -> None:
     with exporter.open(source, Target(name="cpu")) as session:
         found = session.run({"X": rows})[how["outputs"][0]]
     assert found.shape == answer.shape
+    of_a_graph = found.astype(object) if found.dtype.kind == "U" else found
+    assert from_outputs({how["outputs"][0]: of_a_graph}, rows, how).dtype == answer.dtype
     if answer.dtype.kind == "f":
         np.testing.assert_allclose(found, answer, rtol=1e-5)
     else:

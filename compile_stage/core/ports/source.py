@@ -83,8 +83,8 @@ class Exporter(Plugin, Protocol):
                                                   input; a series is an array for one, and a pandas Series for a
                                                   DataFrame; an array of several outputs is a dict
          "outputs": ["label", ...],                which graph outputs it answers with, in order
-         "dtype": "float64",                       only where labels of another type than the graph's are answered; "U3"
-                                                   for NumPy's texts of up to three letters
+         "dtype": "float64",                       only where another type than the graph's is answered; "U3" for
+                                                   NumPy's texts of up to three letters
          "columns": ["f0", ...] | None,            the data frame's columns that make up the (single) input, in order
          "frame_in_frame_out": bool,               a DataFrame is answered with a DataFrame
          "fills": {"city": {"NaN": "Rome"}},       only where missing texts are filled in: column, kind of missing text
