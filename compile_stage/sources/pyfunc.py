@@ -45,6 +45,11 @@ _LINES = """
     model.{name} = compile_stage.pyfunc.compiled(model.{name}, example=example)
 before mlflow.pyfunc.log_model(python_model=model); where load_context makes the network, at its end, with `self` for \
 `model`"""
+# Package of a model's class → the flavor that logs it.
+_FLAVORS = {
+    "sklearn": "sklearn", "imblearn": "sklearn", "xgboost": "xgboost", "lightgbm": "lightgbm", "catboost": "catboost",
+    "keras": "keras", "statsmodels": "statsmodels",
+}  # fmt: skip
 _OTHERWISE = "; a model without such a network: log what is inside it with its framework's own flavor"
 
 
@@ -273,11 +278,28 @@ def _unmarked(source: SourceModel, held: Mapping[str, Any], marked: Sequence[str
         names = " and ".join(f"self.{name}" for name in marked)
         return SourceError(f"it marks {names}, and one network can be compiled", where=source.uri)
     networks = [name for name, value in held.items() if isinstance(value, torch.nn.Module)]
+    if not networks and (inside := _of_another_framework(held)) is not None:
+        name, value, flavor = inside
+        return SourceError(
+            f"it marks no network to compile, and a pyfunc is compiled around a PyTorch network alone; it holds "
+            f"self.{name}, a model of {flavor} ({type(value).__name__})",
+            fix=f"log that by itself, with mlflow.{flavor}.log_model(model.{name}, ...), and do the rest of predict() "
+            "where it is called",
+            where=source.uri,
+        )
     if not networks:
         problem = f"it marks no network to compile, and holds no torch.nn.Module as an attribute{_OTHERWISE}"
         return SourceError(problem, where=source.uri)
     lines = _LINES.format(name=networks[0])
     return SourceError(f"it marks no network to compile. It holds self.{networks[0]}; add{lines}", where=source.uri)
+
+
+def _of_another_framework(held: Mapping[str, Any]) -> tuple[str, Any, str] | None:
+    """The first attribute that is a model of a framework with a flavor of its own here: name, model, flavor."""
+    for name, value in held.items():
+        if (flavor := _FLAVORS.get(type(value).__module__.partition(".")[0])) and hasattr(value, "predict"):
+            return name, value, flavor
+    return None
 
 
 def _parameters(network: Any, example: pyfunc.Example) -> tuple[str, ...]:

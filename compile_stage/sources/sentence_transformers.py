@@ -80,7 +80,7 @@ class SentenceTransformersSource(Exporter):
         if (reason := _refuse_files(folder, compliance)) is not None:
             return reason
         try:
-            if (reason := _refuse_modules(folder)) is not None:
+            if (reason := _refuse_cross_encoder(folder) or _refuse_modules(folder)) is not None:
                 return reason
             _trace(_Loaded(source))
         except SourceError as error:
@@ -237,6 +237,20 @@ def _refuse_files(folder: Path, compliance: Compliance) -> str | None:
     if strange := [path.name for path in files if path.suffix not in _ALLOWED]:
         return f"it brings files that are neither weights nor configuration ({', '.join(strange[:3])})"
     return None
+
+
+def _refuse_cross_encoder(folder: Path) -> str | None:
+    """The reason for a model that scores pairs of texts. MLflow loads it as any other of the flavor, with the mean of
+    the tokens' vectors in the place of its last layer, and the scores are lost without a word."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file() or read_json_object(path).get("model_type") != "CrossEncoder":
+        return None
+    return (
+        "it is a CrossEncoder, and its pyfunc gives vectors of single texts in the place of scores of pairs: MLflow "
+        "loads it as a SentenceTransformer. Log "
+        "pipeline('text-classification', model=encoder.transformers_model, tokenizer=encoder.tokenizer) "
+        "with mlflow.transformers, and a data frame with the columns text and text_pair as its input example"
+    )
 
 
 def _refuse_modules(folder: Path) -> str | None:

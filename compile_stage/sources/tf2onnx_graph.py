@@ -85,7 +85,19 @@ def _demand_known(model: ModelProto, source: SourceModel) -> None:
         }
     )
     if strange:
-        raise SourceError(f"tf2onnx has no ONNX for its operators {', '.join(strange)}", where=source.uri)
+        raise SourceError(
+            f"tf2onnx has no ONNX for its operators {', '.join(strange)}",
+            fix=_LOOKED_UP if any(kind in _OF_LOOKUPS for kind in strange) else "",
+            where=source.uri,
+        )
+
+
+# What Keras's IntegerLookup and Hashing compute with.
+_OF_LOOKUPS = ("LookupTableFindV2", "StringToHashBucketFast")
+_LOOKED_UP = (
+    "call the layer that looks up or hashes (IntegerLookup, Hashing) before the model, and log the model that takes "
+    "what it gives: keras.Model(lookup.output, model.output)"
+)
 
 
 def _write_composites(inner: Any) -> None:

@@ -59,6 +59,11 @@ _TEXT_TASKS = (
     "question-answering",
 )
 _TASKS = (*_TEXT_TASKS, *media.TASKS, generation.TASK)
+# What a task that takes several passes can be logged as.
+_INSTEAD = {
+    "zero-shot-classification": "; its network takes one pass for each pair of a text and a hypothesis: log it as "
+    "text-classification, with a data frame of text and text_pair as the input example, and send these pairs"
+}
 
 _just_traced: dict[str, tuple[Any, Any, ExportedProgram]] = {}
 """Path of a source → what `refuse` traced, for the export that follows in the same process, and what is asked between
@@ -83,7 +88,8 @@ class TransformersSource(Exporter):
         configuration = mlmodel.flavor(source, "transformers")
         task = str(configuration.get("task", ""))
         if task not in _TASKS:
-            return f"its task {task!r} is none of those that can be compiled: {', '.join(_TASKS)}"
+            problem = f"its task {task!r} is none of those that can be compiled: {', '.join(_TASKS)}"
+            return f"{problem}{_INSTEAD.get(task, '')}"
         folder = _model_folder(source)
         if (reason := mlmodel.missing_file(folder / "config.json", source)) is not None:
             return reason

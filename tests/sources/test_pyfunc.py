@@ -9,6 +9,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from compile_stage import pyfunc
 from compile_stage.core.errors import SourceError
@@ -17,6 +18,8 @@ from compile_stage.core.records import Compliance, SourceModel, Target
 from compile_stage.core.records.model import Origin
 from compile_stage.serving.python_model import CompiledNetwork
 from compile_stage.sources.pyfunc import PyfuncSource
+
+from .conftest import source_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own deprecations are not what is tested here
 
@@ -164,3 +167,21 @@ def test_sizes_for_which_its_network_goes_another_way_are_known(
     for export in (PyfuncSource().export, PyfuncSource().export_program):
         model = export(made, {}, tmp_path / export.__name__)
         assert (model.smallest, model.largest) == (smallest, largest)
+
+
+def test_a_pyfunc_around_a_model_of_another_framework_names_it(tmp_path: Path) -> None:
+    """Broken: the most common pyfunc, a scikit-learn model with some code around it, is told of a torch.nn.Module that
+    it lacks, and not which attribute is to be logged how."""
+
+    class Scores(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.threshold = 0.5
+            self.scorer = LogisticRegression().fit(X, np.arange(len(X)) % 2)
+
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+            return self.scorer.predict_proba(model_input)[:, 1] > self.threshold
+
+    mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Scores(), pip_requirements=["scikit-learn"])
+    reason = PyfuncSource().refuse(source_of(tmp_path / "model", "python_function"), ALLOWED) or ""
+    assert "it holds self.scorer, a model of sklearn (LogisticRegression)" in reason
+    assert "mlflow.sklearn.log_model(model.scorer, ...)" in reason

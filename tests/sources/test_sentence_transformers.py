@@ -132,6 +132,24 @@ def test_only_modules_that_are_data_are_loaded(tmp_path: Path) -> None:
     assert "pickle" in (exporter.refuse(source, Compliance()) or "")
 
 
+def test_a_cross_encoder_is_refused(tmp_path: Path) -> None:
+    """Broken: a model that scores pairs of texts is published as one that answers vectors of single texts, since
+    MLflow loads it so, and nothing says it."""
+    from sentence_transformers import CrossEncoder
+
+    tokenizer = small_texts.word_pieces()
+    network = small_texts.network("BertForSequenceClassification", tokenizer)
+    network.save_pretrained(tmp_path / "network")
+    tokenizer.save_pretrained(tmp_path / "network")
+    mlflow.sentence_transformers.save_model(
+        CrossEncoder(str(tmp_path / "network"), device="cpu"), tmp_path / "model", pip_requirements=["transformers"]
+    )
+    source = source_of(tmp_path / "model", "sentence_transformers")
+    reason = SentenceTransformersSource().refuse(source, Compliance()) or ""
+    assert "it is a CrossEncoder" in reason
+    assert "pipeline('text-classification', model=encoder.transformers_model" in reason
+
+
 def test_a_prompt_before_each_text_keeps_text_out(tmp_path: Path) -> None:
     """Broken: the published model leaves out the prompt that the original puts before each text."""
     source = save(tmp_path)
