@@ -59,6 +59,13 @@ _LABEL_IS_LIKELIEST = re.compile(
     "HistGradientBoostingClassifier|XGBClassifier|XGBRFClassifier|LGBMClassifier|LogisticRegression|LogisticRegressionCV|GaussianNB|MultinomialNB|BernoulliNB|ComplementNB"
 )
 
+# Packages whose models follow scikit-learn's interface, and what is compiled of them.
+_BY_ITSELF = {
+    "catboost": "mlflow.catboost.log_model(model, ...)",
+    "skorch": "mlflow.pytorch.log_model(model.module_.eval(), ...)",
+    "scikeras": "mlflow.keras.log_model(model.model_, ...)",
+}
+
 
 _inspected: dict[tuple[str, str, str], Any] = {}
 """Identity of a source → what it is converted to, of the one that was inspected last: where the same worker exports it
@@ -195,6 +202,12 @@ def _load(source: SourceModel) -> Any:
 def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     if not hasattr(estimator, "predict"):
         return f"{type(estimator).__name__} has no predict()"
+    model = last_step(estimator)
+    if (logged := _BY_ITSELF.get(type(model).__module__.partition(".")[0])) is not None:
+        return (
+            f"skl2onnx does not convert its {type(model).__name__}: log that by itself, with {logged}, and call the "
+            "steps before it where it is called"
+        )
     # A function may make columns of its own: what is read of the steps behind it does not fit the signature then.
     if reason := refuse_functions(estimator) or _refuse_other_columns(estimator, source):
         return reason

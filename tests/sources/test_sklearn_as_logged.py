@@ -83,6 +83,26 @@ def test_a_function_that_makes_columns_is_refused_by_name(tmp_path: Path) -> Non
     assert "call it before the model" in reason
 
 
+def test_a_model_of_another_package_is_to_be_logged_by_itself(tmp_path: Path) -> None:
+    """Broken: the advice for a CatBoost model behind encoders is to write a converter for skl2onnx."""
+    catboost = pytest.importorskip("catboost")
+    model = make_pipeline(StandardScaler(), catboost.CatBoostClassifier(iterations=2, verbose=0)).fit(X, Y)
+    reason = SklearnSource().refuse(save(tmp_path / "model", model, X), PICKLES) or ""
+    assert "its CatBoostClassifier: log that by itself, with mlflow.catboost.log_model(model, ...)" in reason
+
+
+@pytest.mark.parametrize("kind", ["BalancedRandomForestClassifier", "RUSBoostClassifier", "BalancedBaggingClassifier"])
+def test_ensembles_of_imbalanced_learn_are_compiled(tmp_path: Path, prove: Proof, kind: str) -> None:
+    """Broken: a BalancedRandomForestClassifier was refused, which answers by the methods of scikit-learn's forest."""
+    imblearn = pytest.importorskip("imblearn", reason="imbalanced-learn is not installed")
+    frame = X[COLUMNS[:6]].astype(np.float32)
+    model = getattr(imblearn.ensemble, kind)(n_estimators=4, random_state=0).fit(frame, Y)
+    source = save(tmp_path / "model", model, frame)
+    made = prove(source, {"X": frame.to_numpy()}, sizes=(1,), compliance=PICKLES, rtol=1e-4)
+    label = run_onnx(made, {"X": frame.to_numpy()})["label"]
+    np.testing.assert_array_equal(label, mlflow.pyfunc.load_model(source.path).predict(frame))
+
+
 def test_the_samplers_of_imbalanced_learn_are_passed_over(tmp_path: Path, prove: Proof) -> None:
     """Broken: a pipeline with a SMOTE was refused, which resamples the rows of a fit and has no part in an answer."""
     imblearn = pytest.importorskip("imblearn", reason="imbalanced-learn is not installed")
