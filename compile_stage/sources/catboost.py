@@ -107,11 +107,14 @@ class CatBoostSource(Exporter):
         return mlmodel.named_example(source, _signature(_load(source), source))
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        import numpy as np
+
         model = _load(source)
         output = _signature(model, source).outputs[0].name
         # A regressor has no classes, or an empty list of them, and answers in float64. Texts are answered as objects.
-        classes = getattr(model, "classes_", ())
-        answered = (classes.astype(object) if classes.dtype.kind == "U" else classes) if len(classes) else 0.0
+        classes = np.asarray(getattr(model, "classes_", ()))
+        labels = classes.astype(object) if classes.dtype.kind == "U" else classes
+        answered = labels if labels.size else 0.0
         return tabular.prediction_format(source, [output], answered, fitted=_names(model))
 
     def packages(self) -> Mapping[str, str]:
