@@ -103,7 +103,7 @@ def explained(error: BaseException) -> CompileStageError:
         return many
     if isinstance(error, CompileStageError):
         return error
-    known = storage_error(error) or without_folder(error) or _without_memory(error)
+    known = storage_error(error) or without_folder(error) or _without_memory(error) or _too_many_threads(error)
     return known or InternalError(f"{type(error).__name__}: {error}")
 
 
@@ -148,6 +148,16 @@ def _too_many_open(error: BaseException) -> UsageError | None:
                 where=str(caught.filename or ""),
             )
     return None
+
+
+def _too_many_threads(error: BaseException) -> UsageError | None:
+    """What to say where this process could start no further thread; None when it is something else."""
+    if not any(isinstance(one, RuntimeError) and "can't start new thread" in str(one) for one in _with_causes(error)):
+        return None
+    return UsageError(
+        "this process can start no further thread",
+        fix="allow more (pids.max of the control group, docker's --pids-limit, ulimit -u), or end other programs",
+    )
 
 
 def disk_full(error: BaseException) -> StorageError | None:

@@ -137,6 +137,14 @@ def test_too_few_open_files_are_no_damage_and_no_bug() -> None:
     assert explained(processes) is processes
 
 
+def test_too_few_threads_are_no_bug() -> None:
+    """Broken: in a container with a small limit on processes (`pids.max`) a run would call it a bug of ours (70)."""
+    said = explained(RuntimeError("can't start new thread"))
+    assert said.exit_code == 2
+    assert "pids.max" in str(said.fix)
+    assert explained(RuntimeError("another")).exit_code == 70
+
+
 def test_a_current_folder_that_was_deleted_is_no_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a command that a clean-up job left without its folder would end as a bug of ours, and name nothing."""
     gone = tmp_path / "gone"
