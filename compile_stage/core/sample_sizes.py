@@ -143,7 +143,7 @@ def _sentence(
     gate = Gate(metric=metric, limit=limit, direction="at_most", confidence=confidence)
     if needed is None or (count is not None and count < needed):
         return too_few_samples(gate, needed, count or 0, unit)
-    there_are = "" if count is None else f", and {count:,} are there"
+    there_are = "" if count is None else f": enough are there ({count:,})"
     return (
         f"{metric}: a limit of {limit:g} at a confidence of {confidence:g} needs at least {needed:,} {unit}{there_are}"
     )

@@ -26,7 +26,7 @@ def test_a_note_says_how_many_samples_a_limit_needs() -> None:
     ]
     (enough,) = confidence_notes(jobs, 512)
     assert enough == (
-        "int8, int4: accuracy: a limit of 0.01 at a confidence of 0.95 needs at least 299 samples, and 512 are there"
+        "int8, int4: accuracy: a limit of 0.01 at a confidence of 0.95 needs at least 299 samples: enough are there (512)"
     )
     (few,) = confidence_notes(jobs, 100)
     assert "needs at least 299 samples, and there are 100: validate on more" in few
@@ -42,7 +42,7 @@ def test_a_note_says_how_many_samples_the_confidence_of_the_winner_needs() -> No
     jobs = [job("fp32"), *(job(precision, ACCURACY) for precision in ("int8", "int8-dynamic", "int4"))]
     (note,) = confidence_notes(jobs, 512, of_winner=True)
     assert note.endswith(
-        "needs at least 299 samples, and 512 are there; a winner beside 2 that miss it takes up to 449"
+        "needs at least 299 samples: enough are there (512); a winner beside 2 that miss it takes up to 449"
     )
     assert confidence_notes(jobs[:2], 512, of_winner=True) == confidence_notes(jobs[:2], 512)
 
