@@ -50,6 +50,7 @@ class Incumbent:
             successor's own files, options and threads.
         threads: With which that artifact serves; None when there is none.
         obstacle: Why it can't be compared with here; empty when it can.
+        readable: Whether its files could be read: of one whose files are damaged or lost nobody can compare anything.
         gone: Why nobody can serve what it points to any more, so that nothing is left to compare with; else empty.
         version: Of the registered model; empty when the alias is free.
         uri: Its address; empty when the alias is free.
@@ -64,6 +65,7 @@ class Incumbent:
     artifact: Artifact | None = None
     threads: int | None = None
     obstacle: str = ""
+    readable: bool = True
     gone: str = ""
     version: str = ""
     uri: str = ""
@@ -233,13 +235,13 @@ def _look_at(
         folder = registry.fetch(current.uri, Path(tempfile.mkdtemp(dir=context.scratch)) / "incumbent")
         whole = check_integrity(folder)
     except IntegrityError as error:
-        return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}")
+        return Incumbent(obstacle=f"{current.uri} is damaged: {error.problem}", readable=False)
     except FilesGoneError as error:
         return Incumbent(gone=f"{current.uri} can't be served any more: {error.problem}")
     except RegistryError as error:
         if error.code is not Code.REGISTRY:  # the registry itself is in trouble
             raise
-        return Incumbent(obstacle=f"{current.uri} can't be had: {error.problem}")
+        return Incumbent(obstacle=f"{current.uri} can't be had: {error.problem}", readable=False)
     proven = proven_targets(whole, folder) if holds_variants(whole) else ()
     manifest = for_machine(whole, folder, context.hardware)
     found = _comparable(context, source, current, successor, threads, (folder, manifest))
@@ -312,10 +314,11 @@ def promote(
     if receipt is None:
         raise InternalError(f"nothing was published for {target.policy.target.name}, so nothing can be promoted")
     if before.obstacle:
+        first = "compare them yourself, then" if before.readable else "bring its files back, or give it up"
         raise GateError(
             f"not promoted to {alias!r}: {before.obstacle}, so the two can't be compared",
             where=receipt.uri,
-            fix=f"compare them yourself, then: compile-stage promote {receipt.uri} --alias {alias}",
+            fix=f"{first}: compile-stage promote {receipt.uri} --alias {alias}",
         )
     if before.artifact is not None:
         _refuse_slower(receipt, alias, before, successor, target.policy)

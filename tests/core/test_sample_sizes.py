@@ -26,7 +26,8 @@ def test_a_note_says_how_many_samples_a_limit_needs() -> None:
     ]
     (enough,) = confidence_notes(jobs, 512)
     assert enough == (
-        "int8, int4: accuracy: a limit of 0.01 at a confidence of 0.95 needs at least 299 samples: enough are there (512)"
+        "int8, int4: accuracy: a limit of 0.01 at a confidence of 0.95 needs at least 299 samples: enough are there "
+        "(512)"
     )
     (few,) = confidence_notes(jobs, 100)
     assert "needs at least 299 samples, and there are 100: validate on more" in few

@@ -18,7 +18,8 @@ from factories import COSINE, artifact, measurement, source, target, target_poli
 from compile_stage.core import plugins
 from compile_stage.core.digest import plain
 from compile_stage.core.environment import hardware
-from compile_stage.core.errors import GateError
+from compile_stage.core.error_codes import Code
+from compile_stage.core.errors import GateError, RegistryError
 from compile_stage.core.records import (
     Artifact,
     Check,
@@ -38,6 +39,7 @@ from compile_stage.serving.trust import Trust
 from compile_stage.steps.promote import (
     Incumbent,
     _comparable,
+    _look_at,
     demand_passed,
     newer_source,
     promote,
@@ -447,3 +449,20 @@ def test_what_could_not_be_compared_keeps_the_alias() -> None:
     with pytest.raises(GateError, match="was measured on x86, so the two can't be compared") as refused:
         promote(context, source(), TARGET, "prod", before, measurement(timings=(timing(1, 2.0, 2.1),)))
     assert "compile-stage promote models:/m-compiled/2 --alias prod" in refused.value.fix
+
+
+def test_of_what_lost_its_files_nobody_is_told_to_compare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: whoever deleted a version's files by hand is told to compare them with the new ones."""
+
+    class Emptied:
+        def fetch(self, uri: str, into: Path) -> Path:
+            raise RegistryError(f"{uri} has no files", code=Code.REGISTRY)
+
+    monkeypatch.setattr("compile_stage.core.plugins.load", lambda group, name: Emptied())
+    context = factories.run_context(tmp_path)
+    uri = "models:/m-compiled/1"
+    current = Receipt(uri=uri, name="m-compiled", version="1", digest="sha256:1", created=False)
+    before = _look_at(context, source(), current, artifact(digest="sha256:new"), None)
+    with pytest.raises(GateError, match="can't be had") as refused:
+        promote(context, source(), TARGET, "prod", replace(before, uri=uri), None)
+    assert refused.value.fix.startswith("bring its files back, or give it up: compile-stage promote ")
