@@ -116,10 +116,15 @@ class XGBoostSource(Exporter):
         return mlmodel.named_example(source, _signature(_load(source)))
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
+        import numpy as np
+
         model = _load(source)
         named, own = mlmodel.params(source), _own_params(model)
         fitted = _booster(model).feature_names or ()
-        how = tabular.prediction_format(source, [_signature(model).outputs[0].name], fitted=fitted)
+        output = _signature(model).outputs[0].name
+        # XGBClassifier.predict() answers int64, but for this objective what the trees answer, in int32.
+        narrow = output == tabular.LABEL and getattr(model, "objective", None) == "multi:softmax"
+        how = tabular.prediction_format(source, [output], np.int32(0) if narrow else None, fitted=fitted)
         compiled = {name: value for name, value in own.items() if name in named}
         return {**how, "params": compiled} if compiled else how
 
