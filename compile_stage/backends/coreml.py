@@ -82,6 +82,7 @@ class CoreMl(Backend):
     name: ClassVar[str] = "coreml"
     requires: ClassVar[tuple[str, ...]] = ("coremltools", "torch")
     extra: ClassVar[str] = "coreml"
+    options: ClassVar[Mapping[str, OneOf]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export",),
         devices=("apple",),

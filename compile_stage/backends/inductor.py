@@ -103,6 +103,7 @@ class Inductor(Backend):
     name: ClassVar[str] = "inductor"
     requires: ClassVar[tuple[str, ...]] = ("torch",)
     extra: ClassVar[str] = "torch"
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export",),
         devices=("cpu", CUDA),

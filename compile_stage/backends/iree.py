@@ -91,6 +91,7 @@ class Iree(Backend):
     name: ClassVar[str] = "iree"
     requires: ClassVar[tuple[str, ...]] = ("iree.compiler", "iree.runtime")
     extra: ClassVar[str] = "iree"
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx", "stablehlo"),
         devices=tuple(_DEVICES.values()),

@@ -85,6 +85,7 @@ class OnnxRuntime(Backend):
     name: ClassVar[str] = "onnxruntime"
     requires: ClassVar[tuple[str, ...]] = ("onnxruntime",)
     extra: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
         devices=tuple(dict.fromkeys(device for one in providers.PROVIDERS for device in one.devices)),

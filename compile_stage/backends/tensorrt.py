@@ -85,6 +85,7 @@ class TensorRt(Backend):
     name: ClassVar[str] = "tensorrt"
     requires: ClassVar[tuple[str, ...]] = ("tensorrt", "pycuda", "polygraphy")
     extra: ClassVar[str] = "tensorrt"
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
         devices=("cuda",),

@@ -71,6 +71,7 @@ class Tvm(Backend):
     name: ClassVar[str] = "tvm"
     requires: ClassVar[tuple[str, ...]] = ("tvm", "tvm_ffi")
     extra: ClassVar[str] = "tvm"
+    options: ClassVar[Mapping[str, Option]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("onnx",),
         devices=("cpu",),

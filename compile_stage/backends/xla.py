@@ -61,6 +61,7 @@ class Xla(Backend):
     name: ClassVar[str] = "xla"
     requires: ClassVar[tuple[str, ...]] = ("jax", "jaxlib")
     extra: ClassVar[str] = "xla"
+    options: ClassVar[Mapping[str, OneOf]] = _OPTIONS
     capabilities: ClassVar[BackendCapabilities] = BackendCapabilities(
         forms=("torch-export", "stablehlo"),
         devices=("cpu",),

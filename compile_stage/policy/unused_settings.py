@@ -6,7 +6,8 @@ which is about one run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from compile_stage.core import plugins
 from compile_stage.core.capabilities import SOURCE_PRECISION
@@ -48,7 +49,23 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
 
 
 def _options(tree: Node, target: Path) -> Iterator[Problem]:
-    """Options of backends that the file's own target does not use."""
+    """Options that a backend does not have, or has with other values: it is left out for them, and another one may win.
+    And options of backends that the file's own target does not use."""
+    for name, node in tree.items(*target, "options"):
+        known = _known_options(name)
+        if known is None or not node.is_map:
+            continue
+        for option, value in node.value.items():
+            path = (*target, "options", name, option)
+            left_out = f"so the target does without {name}"
+            if option not in known:
+                wrong = f"{name} has no option {option!r}, {left_out}"
+                allowed, near = f"one of: {', '.join(known) or 'none'}", did_you_mean(option, list(known))
+                place = tree.place_of(path, of_key=True)
+                yield Problem(place, show_path(path), wrong, allowed, near, code=Code.UNKNOWN_NAME)
+            elif (reason := known[option].refusal(value.plain())) is not None:
+                wrong = f"{name}'s option {option} {reason}"
+                yield Problem(value.place, show_path(path), f"{wrong}, {left_out}", "", code=Code.UNKNOWN_NAME)
     used = named_backends(tree, target)
     if used is None:
         return
@@ -58,6 +75,15 @@ def _options(tree: Node, target: Path) -> Iterator[Problem]:
             wrong = f"the target does not use {name}, so its options change nothing"
             allowed = f"leave them out, or add {name} to its backends: {', '.join(used)}"
             yield Problem(place, show_path((*target, "options", name)), wrong, allowed, code=Code.UNKNOWN_NAME)
+
+
+def _known_options(backend: str) -> Mapping[str, Any] | None:
+    """What each option of one of our backends may be (`plugin_support.options`); None of those of third parties, whose
+    code is run in workers alone."""
+    if backend not in plugins.names("backends") or plugins.third_party("backends", backend):
+        return None
+    known: Mapping[str, Any] | None = getattr(plugins.load("backends", backend), "options", None)
+    return known
 
 
 def _flavors(tree: Node) -> Iterator[Problem]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 
 import pytest
 
+from compile_stage.core import plugins
 from compile_stage.policy.load import lint, warnings
 
 TODAY = date(2026, 6, 1)
@@ -105,3 +107,28 @@ def test_a_flavor_that_no_model_can_have_is_a_warning(write) -> None:
         "p.yaml:5:24: applies_to.flavors[0]: no installed source reads models of flavor 'torch', so no model has it; "
     )
     assert said.endswith("; did you mean pytorch?")
+
+
+def test_an_option_that_a_backend_does_not_have_is_a_warning(write) -> None:
+    """Broken: a typo refuses the backend, another one wins, and the run passes as if nobody had asked for the first."""
+    target = "{backends: [onnxruntime, openvino], options: {onnxruntime: {spining: false, memory_arena: 3}}}"
+    path = write("targets: {t: " + target + "}")
+    assert lint([path]) == []
+    unknown, wrong = warnings(path, today=TODAY)
+    assert unknown.startswith(
+        "p.yaml:4:74: targets.t.options.onnxruntime.spining: onnxruntime has no option 'spining', so the target does "
+        "without onnxruntime; one of: graph_optimization, spinning, "
+    )
+    assert unknown.endswith("; did you mean spinning?")
+    assert wrong == (
+        "p.yaml:4:104: targets.t.options.onnxruntime.memory_arena: onnxruntime's option memory_arena must be true or "
+        "false, not 3, so the target does without onnxruntime"
+    )
+
+
+@pytest.mark.parametrize("backend", plugins.names("backends"))
+def test_every_backend_of_ours_lists_its_options(backend: str) -> None:
+    """Broken: a typo in the options of one backend alone is no warning."""
+    if plugins.third_party("backends", backend):
+        pytest.skip("a third party's")
+    assert isinstance(plugins.load("backends", backend).options, Mapping)
