@@ -1,4 +1,5 @@
-"""Settings that change nothing in their policy: warnings of `lint`, and first lines of every report.
+"""Settings that change nothing in their policy, or leave a backend or every model out: warnings of `lint`, and first
+lines of every report.
 
 What a base says is left out: other policies that extend it may have what the setting is for. So is what `--set` says,
 which is about one run.
