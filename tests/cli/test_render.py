@@ -235,35 +235,35 @@ def test_doctor_says_how_to_get_what_is_missing(golden: Callable[[str, str], Non
     golden("doctor.txt", "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n")
 
 
-def test_a_scheme_with_settings_is_folded_between_them(factory: ModuleType, result: RunResult) -> None:
-    """Broken: at 80 columns a terminal shows int8-u8s8+ha and lf-threads below it."""
+def with_scheme(result: RunResult, name: str) -> RunResult:
+    """Its first target alone, whose first candidate is of a scheme with that name."""
     [target, *_] = result.targets
     first = target.candidates[0]
-    scheme = dataclasses.replace(first.job.scheme, name="int8-u8s8+half-threads+no-arena")
-    renamed = dataclasses.replace(first, job=dataclasses.replace(first.job, scheme=scheme))
-    target = dataclasses.replace(target, candidates=(renamed, *target.candidates[1:]))
+    job = dataclasses.replace(first.job, scheme=dataclasses.replace(first.job.scheme, name=name))
+    renamed = dataclasses.replace(target, candidates=(dataclasses.replace(first, job=job), *target.candidates[1:]))
+    return dataclasses.replace(result, targets=(renamed,))
+
+
+def test_a_scheme_with_settings_is_folded_between_them(result: RunResult) -> None:
+    """Broken: at 80 columns a terminal shows int8-u8s8+ha and lf-threads below it."""
     stream = Log()
-    Display(stream, width=80).show_result(dataclasses.replace(result, targets=(target,)), Path("out"))
+    Display(stream, width=80).show_result(with_scheme(result, "int8-u8s8+half-threads+no-arena"), Path("out"))
     words = stream.getvalue().split()
     assert "+half-threads" in words
     assert "+no-arena" in words
 
 
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 96, 119, 140])
-def test_no_figure_is_cut_off_whatever_the_width(factory: ModuleType, result: RunResult, width: int) -> None:
+def test_no_figure_is_cut_off_whatever_the_width(result: RunResult, width: int) -> None:
     """Broken: at 80 columns a table with a folded scheme was 82 wide, and its sizes ended in `74.7 k`."""
-    [target, *_] = result.targets
-    first = target.candidates[0]
-    scheme = dataclasses.replace(first.job.scheme, name="int8-u8s8+half-threads")
-    renamed = dataclasses.replace(first, job=dataclasses.replace(first.job, scheme=scheme))
-    target = dataclasses.replace(target, candidates=(renamed, *target.candidates[1:]))
+    shown = with_scheme(result, "int8-u8s8+half-threads")
     stream = Log()
-    Display(stream, width=width).show_result(dataclasses.replace(result, targets=(target,)), Path("out"))
+    Display(stream, width=width).show_result(shown, Path("out"))
     text = stream.getvalue()
     table = text[: text.index("baseline ")]
     assert max(map(len, table.splitlines())) <= width
     whole = " ".join(table.split())
-    timed = [row for row in summary.rows(result, target) if row.timing]
+    timed = [row for row in summary.rows(shown, shown.targets[0]) if row.timing]
     assert len(timed) > 1
     for row in timed:
         assert numbers.size(row.size_bytes) in whole
