@@ -59,12 +59,13 @@ class Display:
         width: Columns; None takes the terminal's, those of the environment's COLUMNS, or 80.
         """
         columns = os.environ.get("COLUMNS", "")
-        if width is None and columns.strip("0").isdecimal():
+        if width is None and columns.isdecimal() and int(columns) > 0:
             width = max(int(columns), _NARROWEST)
         self._folds = width is not None or Console(file=stream).is_terminal
-        if width is None and columns.isdecimal():  # it is 0: not known, and Rich would write nothing
+        if not self._folds:
+            width = _LOG_WIDTH
+        elif width is None and columns.isdecimal():  # 0: not known, and Rich would write nothing
             width = shutil.get_terminal_size((_LOG_WIDTH, 25)).columns
-        width = width if self._folds else _LOG_WIDTH
         self.console = LiveConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
         self.quiet = quiet
         self.verbose = verbose

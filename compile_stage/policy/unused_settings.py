@@ -33,6 +33,7 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
 
     for name in names:
         path: Path = ("targets", name)
+        yield from _refused_options(tree, path)
         yield from _options(tree, path)
         for unused in (_serving(tree, path), _approval(tree, path), _search(tree, path)):
             if unused is not None and is_own(unused.place):
@@ -49,24 +50,27 @@ def unused_settings(tree: Node) -> Iterator[Problem]:
             yield unused
 
 
-def _options(tree: Node, target: Path) -> Iterator[Problem]:
-    """Options that a backend does not have, or has with other values: it is left out for them, and another one may win.
-    And options of backends that the file's own target does not use."""
-    for name, node in tree.items(*target, "options"):
-        known = _known_options(name)
-        if known is None or not node.is_map:
+def _refused_options(tree: Node, target: Path) -> Iterator[Problem]:
+    """Options that a backend does not have, or has with other values: it is left out for them, and another one may
+    win."""
+    for name, _ in tree.items(*target, "options"):
+        known, left_out = _known_options(name), f"so the target does without {name}"
+        if known is None:
             continue
-        for option, value in node.value.items():
+        for option, value in tree.items(*target, "options", name):
             path = (*target, "options", name, option)
-            left_out = f"so the target does without {name}"
             if option not in known:
                 wrong = f"{name} has no option {option!r}, {left_out}"
                 allowed, near = f"one of: {', '.join(known) or 'none'}", did_you_mean(option, list(known))
                 place = tree.place_of(path, of_key=True)
                 yield Problem(place, show_path(path), wrong, allowed, near, code=Code.UNKNOWN_NAME)
             elif (reason := known[option].refusal(value.plain())) is not None:
-                wrong = f"{name}'s option {option} {reason}"
-                yield Problem(value.place, show_path(path), f"{wrong}, {left_out}", "", code=Code.UNKNOWN_NAME)
+                wrong = f"{name}'s option {option} {reason}, {left_out}"
+                yield Problem(value.place, show_path(path), wrong, code=Code.UNKNOWN_NAME)
+
+
+def _options(tree: Node, target: Path) -> Iterator[Problem]:
+    """Options of backends that the file's own target does not use."""
     used = named_backends(tree, target)
     if used is None:
         return

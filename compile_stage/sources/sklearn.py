@@ -67,7 +67,7 @@ _BY_ITSELF = {
 }
 
 
-_inspected: dict[tuple[str, str, str], Any] = {}
+_just_converted: dict[tuple[str, str, str], Any] = {}
 """Identity of a source → what it is converted to, of the one that was inspected last: where the same worker exports it
 next, a forest of 300 deep trees is converted once (15 s) and not twice. `export` takes it out, since it changes it."""
 
@@ -102,7 +102,7 @@ class SklearnSource(Exporter):
         estimator = _load(source)
         wanted = read_signature(estimator, source)
         demand_shapes(wanted, shapes, source)
-        model = _inspected.pop(source.identity, None) or convert(estimator, wanted, source)
+        model = _just_converted.pop(source.identity, None) or convert(estimator, wanted, source)
         repairs: list[tuple[str, tabular.Repair]] = []
         column: tabular.Repair
         for spec, value in zip(wanted.outputs, graph.signature_of(model).outputs, strict=False):
@@ -235,9 +235,9 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
     reason = refuse_answers(estimator, signature, source, converted) or (
         None if has_columns(signature) else _refuse_names(estimator, signature, source)
     )
-    _inspected.clear()
+    _just_converted.clear()
     if reason is None:
-        _inspected[source.identity] = converted
+        _just_converted[source.identity] = converted
     return reason
 
 

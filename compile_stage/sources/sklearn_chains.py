@@ -4,9 +4,11 @@ pipelines."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from compile_stage.sources.sklearn_corrections import last_step
+from compile_stage.sources.sklearn_nodes import add_node
 from compile_stage.sources.sklearn_parts import parts
 
 
@@ -71,11 +73,7 @@ def _convert(scope: Any, operator: Any, container: Any) -> None:
     column = str(scope.get_unique_variable_name("column"))
     container.add_initializer(column, TensorProto.INT64, [2], [-1, 1])
 
-    def node(kind: str, *taken: str, **attributes: Any) -> str:
-        made = str(scope.get_unique_variable_name(kind.lower()))
-        container.add_node(kind, list(taken), made, name=scope.get_unique_operator_name(kind), **attributes)
-        return made
-
+    node = partial(add_node, scope, container)
     handed_on: list[str] = []
     answers: list[str] = []
     for model in chain.estimators_:

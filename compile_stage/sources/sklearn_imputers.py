@@ -3,11 +3,11 @@ refuses whole numbers that stand for a missing one, and keeps columns that sciki
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from compile_stage.sources.sklearn_nodes import add_node
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_texts import convert_text_imputer, keeps_texts
 
@@ -56,12 +56,12 @@ def _convert_imputer(scope: Any, operator: Any, container: Any) -> None:
     fill = scope.get_unique_variable_name("fill")
     statistics = np.asarray(imputer.statistics_, np.float32)
     container.add_initializer(fill, TensorProto.FLOAT, [1, len(statistics)], statistics.tolist())
-    filled = _node(scope, container, "Where", [missing, fill, rows])
+    filled = add_node(scope, container, "Where", missing, fill, rows)
     blocks = [_picked(scope, container, filled, _kept(imputer))]
     if len(indicated := _indicated(imputer)):
         picked = _picked(scope, container, missing, indicated)
-        blocks.append(_node(scope, container, "Cast", [picked], to=TensorProto.FLOAT))
-    _node(scope, container, "Concat", blocks, operator.outputs[0].full_name, axis=1)
+        blocks.append(add_node(scope, container, "Cast", picked, to=TensorProto.FLOAT))
+    add_node(scope, container, "Concat", *blocks, made=operator.outputs[0].full_name, axis=1)
 
 
 def _convert_indicator(scope: Any, operator: Any, container: Any) -> None:
@@ -70,7 +70,7 @@ def _convert_indicator(scope: Any, operator: Any, container: Any) -> None:
     indicator = operator.raw_operator
     missing = _missing(scope, container, _joined(scope, operator, container), indicator.missing_values)
     picked = _picked(scope, container, missing, indicator.features_)
-    _node(scope, container, "Cast", [picked], operator.outputs[0].full_name, to=TensorProto.FLOAT)
+    add_node(scope, container, "Cast", picked, made=operator.outputs[0].full_name, to=TensorProto.FLOAT)
 
 
 def _is_plain(imputer: Any) -> bool:
@@ -110,10 +110,10 @@ def _missing(scope: Any, container: Any, rows: str, missing: Any) -> str:
     from onnx import TensorProto
 
     if not isinstance(missing, int | float | np.number) or np.isnan(missing):  # None and pandas.NA are NaN in float32
-        return _node(scope, container, "IsNaN", [rows])
+        return add_node(scope, container, "IsNaN", rows)
     name = scope.get_unique_variable_name("missing_number")
     container.add_initializer(name, TensorProto.FLOAT, [], [float(missing)])
-    return _node(scope, container, "Equal", [rows, name])
+    return add_node(scope, container, "Equal", rows, name)
 
 
 def _picked(scope: Any, container: Any, table: str, columns: Any) -> str:
@@ -121,10 +121,4 @@ def _picked(scope: Any, container: Any, table: str, columns: Any) -> str:
 
     name = scope.get_unique_variable_name("columns")
     container.add_initializer(name, TensorProto.INT64, [len(columns)], [int(column) for column in columns])
-    return _node(scope, container, "Gather", [table, name], axis=1)
-
-
-def _node(scope: Any, container: Any, kind: str, taken: Sequence[str], made: str = "", **attributes: Any) -> str:
-    made = made or str(scope.get_unique_variable_name(kind.lower()))
-    container.add_node(kind, list(taken), made, name=scope.get_unique_operator_name(kind), **attributes)
-    return made
+    return add_node(scope, container, "Gather", table, name, axis=1)

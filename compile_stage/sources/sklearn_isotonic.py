@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from compile_stage.sources.sklearn_nodes import add_node
 
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
@@ -64,10 +67,7 @@ def write_interpolation(
         container.add_initializer(unique, kind, list(shape), values.ravel().tolist())
         return str(unique)
 
-    def node(operator: str, *inputs: str) -> str:
-        made = scope.get_unique_variable_name(operator.lower())
-        container.add_node(operator, list(inputs), made, name=scope.get_unique_operator_name(operator))
-        return str(made)
+    node = partial(add_node, scope, container)
 
     def sizes(name: str, *values: int) -> str:
         unique = scope.get_unique_variable_name(name)

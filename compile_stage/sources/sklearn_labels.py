@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from compile_stage.sources.sklearn_nodes import add_node
 from compile_stage.sources.sklearn_parts import parts
 
 _OPTIONS: Mapping[str, list[Any]] = {
@@ -82,15 +83,15 @@ def _convert_votes(scope: Any, operator: Any, container: Any) -> None:
     counted = []
     for voter, weight in zip(model.estimators_, weights, strict=True):
         label, _ = _declared(scope, operator, voter, Int64TensorType())
-        vote = _node(scope, container, "Reshape", label, column)
-        is_class = _node(scope, container, "Equal", vote, numbers)
-        one = _node(scope, container, "Cast", is_class, to=TensorProto.FLOAT)
+        vote = add_node(scope, container, "Reshape", label, column)
+        is_class = add_node(scope, container, "Equal", vote, numbers)
+        one = add_node(scope, container, "Cast", is_class, to=TensorProto.FLOAT)
         name = scope.get_unique_variable_name("weight")
         container.add_initializer(name, TensorProto.FLOAT, [], [float(weight)])
-        counted.append(_node(scope, container, "Mul", one, name))
+        counted.append(add_node(scope, container, "Mul", one, name))
     total = operator.outputs[1].full_name
     container.add_node("Sum", counted, total, name=scope.get_unique_operator_name("votes"))
-    most = _node(scope, container, "ArgMax", total, axis=1, keepdims=0)
+    most = add_node(scope, container, "ArgMax", total, axis=1, keepdims=0)
     write_label(scope, operator, container, model.classes_, most)
 
 
@@ -109,9 +110,9 @@ def _convert_threshold(scope: Any, operator: Any, container: Any) -> None:
     chosen, least = (scope.get_unique_variable_name(name) for name in ("positive", "threshold"))
     container.add_initializer(chosen, TensorProto.INT64, [], [place])
     container.add_initializer(least, TensorProto.FLOAT, [], [0.5 if threshold == "auto" else float(threshold)])
-    score = _node(scope, container, "Gather", answer, chosen, axis=1)
-    reached = _node(scope, container, "GreaterOrEqual", score, least)
-    number = _node(scope, container, "Cast", reached, to=TensorProto.INT64)
+    score = add_node(scope, container, "Gather", answer, chosen, axis=1)
+    reached = add_node(scope, container, "GreaterOrEqual", score, least)
+    number = add_node(scope, container, "Cast", reached, to=TensorProto.INT64)
     write_label(scope, operator, container, np.asarray(model.classes_)[[1 - place, place]], number)
 
 
@@ -124,12 +125,6 @@ def _declared(scope: Any, operator: Any, model: Any, label_type: Any) -> tuple[s
     for name, kind in (("inner_label", label_type), ("inner_scores", operator.outputs[1].type)):
         inner.outputs.append(scope.declare_local_variable(name, type(kind)()))
     return tuple(variable.full_name for variable in inner.outputs)
-
-
-def _node(scope: Any, container: Any, kind: str, *taken: str, **attributes: Any) -> str:
-    made: str = scope.get_unique_variable_name(kind.lower())
-    container.add_node(kind, list(taken), made, name=scope.get_unique_operator_name(kind), **attributes)
-    return made
 
 
 def write_label(scope: Any, operator: Any, container: Any, classes: Any, numbers: str) -> None:

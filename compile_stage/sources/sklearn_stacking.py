@@ -3,11 +3,13 @@ or a NearestCentroid's is not, and fails where a model of two classes hands its 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from compile_stage.sources.sklearn_chains import parse_inner
 from compile_stage.sources.sklearn_corrections import last_step
 from compile_stage.sources.sklearn_labels import write_label
+from compile_stage.sources.sklearn_nodes import add_node
 from compile_stage.sources.sklearn_parts import parts
 
 
@@ -64,11 +66,7 @@ def _answers(scope: Any, container: Any, model: Any, method: str, rows: Any, cla
     """What a model hands on, [batch, columns]: of two classes the second one's probability or score alone."""
     from onnx import TensorProto
 
-    def node(kind: str, *taken: str, **attributes: Any) -> str:
-        made = str(scope.get_unique_variable_name(kind.lower()))
-        container.add_node(kind, list(taken), made, name=scope.get_unique_operator_name(kind), **attributes)
-        return made
-
+    node = partial(add_node, scope, container)
     if method == "decision_function":
         _ask_for_scores(scope, container, model)
     label, *others = (one.full_name for one in parse_inner(scope, container, model, rows))

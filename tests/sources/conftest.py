@@ -44,6 +44,26 @@ def source_of(path: Path, flavor: str, *, parsed: bool = False) -> SourceModel:
     )
 
 
+def save_pickled(path: Path, model: Any, rows: Any, *, examples: int = 20, **options: Any) -> SourceModel:
+    """A scikit-learn model as `mlflow.sklearn` logs it with cloudpickle.
+
+    Args:
+        rows: That it is asked for, for the signature; the first `examples` are the input example.
+    """
+    import mlflow
+
+    mlflow.sklearn.save_model(
+        model,
+        path,
+        signature=mlflow.models.infer_signature(rows, model.predict(rows)),
+        input_example=rows[:examples],
+        serialization_format="cloudpickle",
+        pip_requirements=["scikit-learn"],
+        **options,
+    )
+    return source_of(path, "sklearn", parsed=True)
+
+
 def run_onnx(model: PortableModel, batch: Mapping[str, Any]) -> dict[str, Any]:
     import onnxruntime
 

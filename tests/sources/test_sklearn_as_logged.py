@@ -10,7 +10,6 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
-from mlflow.models import infer_signature
 from sklearn.base import clone, is_classifier
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer
@@ -23,7 +22,7 @@ from compile_stage.core.records import Compliance, SourceModel
 from compile_stage.serving.prediction_io import from_outputs, to_batch
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import Proof, run_onnx, source_of
+from .conftest import Proof, run_onnx, save_pickled
 
 PICKLES = Compliance(allow_pickle=True)
 X, Y = load_breast_cancer(return_X_y=True, as_frame=True)
@@ -31,16 +30,7 @@ COLUMNS = list(X.columns)
 
 
 def save(path: Path, model: Any, frame: Any, **options: Any) -> SourceModel:
-    mlflow.sklearn.save_model(
-        model,
-        path,
-        signature=infer_signature(frame, model.predict(frame)),
-        input_example=frame[:5],
-        serialization_format="cloudpickle",
-        pip_requirements=["scikit-learn"],
-        **options,
-    )
-    return source_of(path, "sklearn", parsed=True)
+    return save_pickled(path, model, frame, examples=5, **options)
 
 
 @pytest.mark.parametrize(

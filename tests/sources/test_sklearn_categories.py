@@ -18,10 +18,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
-from compile_stage.core.records import Compliance, SourceModel
+from compile_stage.core.records import Compliance
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import run_onnx, source_of
+from .conftest import run_onnx, save_pickled, source_of
 
 PICKLES = Compliance(allow_pickle=True)
 DRAW = np.random.default_rng(0)
@@ -35,18 +35,6 @@ THREE = np.digitize(NUMBER, [0.0, 1.0])
 GAPS = ROWS.copy()
 GAPS[DRAW.random(GAPS.shape) < 0.1] = np.nan
 FEW: dict[str, Any] = {"max_iter": 8, "categorical_features": [1, 3]}
-
-
-def save(path: Path, model: Any, frame: Any) -> SourceModel:
-    mlflow.sklearn.save_model(
-        model,
-        path,
-        signature=infer_signature(frame, model.predict(frame)),
-        input_example=frame[:20],
-        serialization_format="cloudpickle",
-        pip_requirements=["scikit-learn"],
-    )
-    return source_of(path, "sklearn")
 
 
 def strange(rows: Any) -> Any:
@@ -92,7 +80,7 @@ def test_splits_on_categories_are_converted(tmp_path: Path, name: str) -> None:
     """Broken: what scikit-learn's documentation recommends for categories would be refused, or an unknown or missing
     one be sent to the other side of a split."""
     model = MODELS[name]()
-    source = save(tmp_path / "model", model, ROWS)
+    source = save_pickled(tmp_path / "model", model, ROWS)
     assert SklearnSource().refuse(source, PICKLES) is None
     made = SklearnSource().export(source, {}, tmp_path / "made")
     takes_gaps = name != "in a vote"
@@ -110,7 +98,7 @@ def test_columns_of_a_data_frame_are_found_by_name(tmp_path: Path) -> None:
     """Broken: the categories of one column would be compared with the numbers of another."""
     frame = pd.DataFrame(GAPS.astype(np.float32), columns=["size", "shop", "age", "day"])
     model = HistGradientBoostingRegressor(max_iter=8, categorical_features=["day", "shop"]).fit(frame, NUMBER)
-    source = save(tmp_path / "model", model, frame)
+    source = save_pickled(tmp_path / "model", model, frame)
     assert SklearnSource().refuse(source, PICKLES) is None
     asked = strange(GAPS)
     found = run_onnx(SklearnSource().export(source, {}, tmp_path / "made"), {"X": asked})
@@ -152,7 +140,7 @@ def test_categories_that_are_texts_are_refused_with_what_works(tmp_path: Path) -
         ColumnTransformer([("shop", encoder, ["shop"])], remainder="passthrough"),
         HistGradientBoostingRegressor(max_iter=4, categorical_features=[0]),
     ).fit(texts, NUMBER)
-    source = save(tmp_path / "advised", advised, texts)
+    source = save_pickled(tmp_path / "advised", advised, texts)
     assert SklearnSource().refuse(source, PICKLES) is None
     made = SklearnSource().export(source, {}, tmp_path / "made")
     asked = texts[:40].assign(shop=["unknown", *texts["shop"][1:40]])
@@ -164,4 +152,4 @@ def test_categories_that_float32_rounds_are_refused(tmp_path: Path) -> None:
     """Broken: category 16,777,217 would be answered as 16,777,216."""
     rows = np.stack([2.0**24 + np.arange(400) % 5, np.arange(400.0)], axis=1)
     model = HistGradientBoostingRegressor(max_iter=3, categorical_features=[0]).fit(rows, np.arange(400) % 5)
-    assert "float32 rounds" in (SklearnSource().refuse(save(tmp_path / "model", model, rows), PICKLES) or "")
+    assert "float32 rounds" in (SklearnSource().refuse(save_pickled(tmp_path / "model", model, rows), PICKLES) or "")

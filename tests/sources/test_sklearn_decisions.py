@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
-from mlflow.models import infer_signature
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
@@ -26,7 +24,7 @@ from sklearn.tree import DecisionTreeClassifier
 from compile_stage.core.records import Compliance, SourceModel
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import Proof, run_onnx, source_of
+from .conftest import Proof, run_onnx, save_pickled
 
 PICKLES = Compliance(allow_pickle=True)
 DRAW = np.random.default_rng(0)
@@ -38,15 +36,7 @@ BEYOND = np.concatenate([ROWS, ROWS * 3, -ROWS])
 
 
 def save(path: Path, model: Any, rows: Any = ROWS) -> SourceModel:
-    mlflow.sklearn.save_model(
-        model,
-        path,
-        signature=infer_signature(rows, model.predict(rows)),
-        input_example=rows[:20],
-        serialization_format="cloudpickle",
-        pip_requirements=["scikit-learn"],
-    )
-    return source_of(path, "sklearn", parsed=True)
+    return save_pickled(path, model, rows)
 
 
 def answers_alike(prove: Proof, path: Path, model: Any, rows: Any = BEYOND, rtol: float = 1e-4) -> None:
