@@ -23,6 +23,7 @@ from compile_stage.plugin_support.profiling import (
     call_repeatedly,
     profile_of,
     rank,
+    undisturbed,
     warm_up,
     write_trace,
 )
@@ -101,7 +102,7 @@ def _profile(
     return profile_of(
         f"{runtime} (SessionOptions.enable_profiling)",
         request,
-        taken,
+        undisturbed(taken),
         operators,
         fusions=optimised.fusions if optimised is not None else None,
         conversions=_conversions(operators, optimised),

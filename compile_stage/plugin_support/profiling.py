@@ -123,7 +123,8 @@ def profile_of(
     """A profile with its longest operators, and its lists cut where they are too long for a report.
 
     Args:
-        taken: Seconds of each call of the model.
+        taken: Seconds of each call of the model: `undisturbed` where the kernels are, so that kernels and calls are of
+            one kind.
         operators: All, as `rank` gives them.
         more: Further fields of the profile, as far as the runtime tells them.
     """
@@ -131,7 +132,7 @@ def profile_of(
         profiler=profiler,
         batch_size=request.batch_size,
         calls=len(taken),
-        call_s=sum(undisturbed(taken)) / len(taken),
+        call_s=sum(taken) / len(taken),
         kernels=len(operators),
         kernels_s=sum(operator.total_s for operator in operators),
         operators=tuple(operators[:MOST_OPERATORS]),

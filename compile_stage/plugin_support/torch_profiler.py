@@ -19,6 +19,7 @@ from compile_stage.plugin_support.profiling import (
     profile_of,
     rank,
     trace_events,
+    undisturbed,
     warm_up,
     write_trace,
 )
@@ -67,7 +68,7 @@ def _profile(session: Session, request: ProfileRequest) -> Profile:
     return profile_of(
         f"PyTorch {torch.__version__} (torch.profiler)",
         request,
-        taken,
+        undisturbed(taken),
         operators,
         conversions=_conversions(operators),
         memory={"allocated_bytes": _allocated(events) // len(taken)},

@@ -91,7 +91,7 @@ def _profiled(context: Context, of: Profiled, key: Mapping[str, Any], call: Call
             return call(into)
 
     try:
-        stored = context.cached("profile/2", of.name, key, make, anew=context.remeasure)
+        stored = context.cached("profile/3", of.name, key, make, anew=context.remeasure)
         profile: Profile = revive(Profile, stored.value)
     except StorageError:
         raise

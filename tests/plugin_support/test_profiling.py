@@ -192,3 +192,12 @@ def test_a_trace_and_a_profile_have_an_end(tmp_path: Path) -> None:
     assert profile.conversions is not None
     assert len(profile.conversions) == MOST_LISTED
     assert profile.notes == ("the first 100 of 15000 inserted conversions are listed",)
+
+
+def test_the_time_of_a_call_is_as_its_kernels_are(tmp_path: Path) -> None:
+    """Broken: of OpenVINO's kernels a run that was held up can't be taken out, and of its calls it was: the kernels of
+    a profile took longer than its calls."""
+    measured = [0.0001] * 9 + [0.02]
+    operators = rank([Kernel("conv", "Conv", 0.0, sum(measured) / len(measured)) for _ in measured])
+    profile = profile_of("OpenVINO", request(tmp_path), measured, operators)
+    assert profile.kernels_s == pytest.approx(profile.calls * profile.call_s)

@@ -68,7 +68,8 @@ class Profile:
         profiler: Which one, with its version.
         batch_size: Rows of each call.
         calls: Of the model, profiled after a warm-up.
-        call_s: Mean seconds of such a call, the profiler's own work included; one that was held up as the median.
+        call_s: Mean seconds of such a call, the profiler's own work included; one that was held up as
+            the median, but with OpenVINO.
         kernels: How many different ones ran.
         kernels_s: Seconds of all of them in all calls: what `share` is a share of.
         operators: Those with the most time, at most `MOST_OPERATORS`.
