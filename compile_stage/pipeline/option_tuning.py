@@ -149,16 +149,17 @@ class _Tuner:
                     found = find_settings(self._target, below, free, seconds)
                 except CompileStageError as error:
                     reason = settings_failed(error)
-        steps, accepted = [], None
+        steps, accepted, proven = [], None, []
         for ranked in found.ranked[:_PROVEN]:
+            proven.append(ranked.settings)
             step, accepted = self.step([option for option in free if option.name in ranked.settings], below)
             steps.append(replace(step, reason=f"{step.reason}; {describe_search(found)}"))
             if accepted is not None:
                 break
         kept = accepted.job.tuning_options if accepted is not None else ()
         for option in options:
-            if option.name not in kept:
-                why = refused[option.name] or reason or describe_setting(option.name, found)
+            if option.name not in kept and (option.name,) not in proven:
+                why = refused[option.name] or reason or describe_setting(option.name, found, proven)
                 step = OptimizationStep(kind=option.kind, name=option.name, accepted=False, options=option.options)
                 steps.append(replace(step, reason=why, tried=option.name in (found.alone or {})))
         return steps, accepted

@@ -136,15 +136,23 @@ def describe_search(found: FoundSettings) -> str:
     return f"found among {found.valid} combinations of settings, {found.tried} of them measured{ended}"
 
 
-def describe_setting(name: str, found: FoundSettings) -> str:
-    """Why a setting is no part of what was accepted."""
+def describe_setting(name: str, found: FoundSettings, proven: Sequence[Combination] = ()) -> str:
+    """Why a setting is no part of what was accepted.
+
+    Args:
+        proven: The combinations that were compiled, validated and compared.
+    """
     alone = (found.alone or {}).get(name)
     if alone is None:
         return "not tried: it could not be measured, or no time was left for it"
-    better = (
-        "it is not in the best combination" if found.ranked else f"no combination was better, {describe_search(found)}"
-    )
-    return f"rejected: {better}; alone about {alone:.2f} times as fast as the step before"
+    within = next((one for one in proven if name in one), None)
+    if within is not None:
+        why = f"its combination {'+'.join(within)} was not accepted"
+    elif found.ranked:
+        why = "it is not in the best combination"
+    else:
+        why = f"no combination was better, {describe_search(found)}"
+    return f"rejected: {why}; alone about {alone:.2f} times as fast as the step before"
 
 
 def settings_failed(error: CompileStageError) -> str:

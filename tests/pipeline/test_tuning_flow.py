@@ -184,7 +184,7 @@ def test_options_are_tried_on_what_passes_alone(world: World, tmp_path: Path) ->
 
 def test_the_best_combination_that_is_right_is_laid_over_what_was_accepted(world: World, tmp_path: Path) -> None:
     """Broken: the best of the search is taken with wrong answers, where the next one has right ones; a setting is
-    tried again alone; or a combination is searched that the policy gives no time."""
+    tried again alone, or reported twice; or a combination is searched that the policy gives no time."""
     world.offered = [ARENA, SPIN, FLUSH]
     world.speedups = {"arena": 1.5, "spin": 1.4, "flush": 1.6}
     first, second = Ranked(settings=("flush",), speedup=1.6), Ranked(settings=("spin",), speedup=1.4)
@@ -196,8 +196,16 @@ def test_the_best_combination_that_is_right_is_laid_over_what_was_accepted(world
     assert ids(found) == [INT8.id, arena, f"{arena}--tuned-spin"]
     assert tuning is not None
     assert [(step.name, step.accepted) for step in tuning.steps] == [
-        ("arena", True), ("flush", False), ("spin", True), ("flush", False),
+        ("arena", True), ("flush", False), ("spin", True),
     ]  # fmt: skip
+    both = Ranked(settings=("spin", "flush"), speedup=1.7)
+    world.found = replace(world.found, ranked=(both,))
+    _, tuning = tune(run_of(tmp_path), [made(INT8)])
+    assert tuning is not None
+    assert [(step.name, step.accepted) for step in tuning.steps[1:]] == [
+        ("spin+flush", False), ("spin", False), ("flush", False),
+    ]  # fmt: skip
+    assert tuning.steps[2].reason.startswith("rejected: its combination spin+flush was not accepted; alone about 1.40")
     for fields in ({"prefer": "memory"}, {"search_minutes": 0.0}):
         world.searched.clear()
         tune(run_of(tmp_path, **fields), [made(INT8)])
