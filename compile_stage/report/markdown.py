@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from compile_stage.core.records import Check, RunResult, TargetResult
 from compile_stage.report import numbers, profiles, summary
 from compile_stage.report.language import HEAD, LanguageRow, WrittenBeside, language_rows, written_texts
-from compile_stage.report.option_tuning import KIND_WORDS, OptionTuningRow, option_tuning_rows
+from compile_stage.report.option_tuning import KIND_WORDS, OptionTuningRow, option_tuning_rows, winner_elsewhere
 from compile_stage.report.serving import HEAD as SERVING_HEAD
 from compile_stage.report.serving import serving_rows, serving_text
 
@@ -61,7 +61,7 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
             yield ["<details><summary>" + title + "</summary>", "", *rows_of, "", "</details>"]
     for target in result.targets:
         if rows := option_tuning_rows(result, target):
-            yield _option_tuning(target, rows)
+            yield _option_tuning(target, rows, winner_elsewhere(result, target))
     for target in result.targets:
         if found := profiles.views(target):
             title = f"Hot operators of {_cell(target.policy.target.name)}"
@@ -175,7 +175,7 @@ def _written(texts: Iterable[WrittenBeside]) -> Iterator[str]:
     yield "</details>"
 
 
-def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> list[str]:
+def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow], remark: str) -> list[str]:
     header = ("step", "", "p50", "over the step before", "peak memory", "size", "error", "why")
     return [
         f"### Option tuning of {_cell(target.policy.target.name)}",
@@ -196,6 +196,7 @@ def _option_tuning(target: TargetResult, rows: Iterable[OptionTuningRow]) -> lis
                 for row in rows
             ),
         ),
+        *(["", _cell(remark)] if remark else []),
     ]
 
 

@@ -94,6 +94,23 @@ def option_tuning_line(result: RunResult, target: TargetResult) -> str:
     parts = [steps or "nothing was accepted"]
     if rejected := sum(row.outcome == "rejected" for row in rows if row.kind in ("memory", "tuning")):
         parts.append(f"{numbers.count(rejected, 'option')} rejected")
-    if target.selection.winner is not None and not any(row.state == "won" for row in accepted):
+    if winner_elsewhere(result, target):
         parts.append("the winner is none of these")
     return f"option tuning: {'; '.join(parts)}" if rows else ""
+
+
+def winner_elsewhere(result: RunResult, target: TargetResult) -> str:
+    """Where the winner is none of the accepted steps, a sentence that names it, and says which of its settings a step
+    rejected on the base candidate. Empty where it is one of them, where there is none, and without option tuning.
+    """
+    rows = option_tuning_rows(result, target)
+    won = next((row for row in summary.rows(result, target) if row.job_id == target.selection.winner), None)
+    if not rows or won is None or any(row.state == "won" for row in rows if row.accepted):
+        return ""
+    sentence = f"The winner, {won.backend} {won.scheme}, is none of these steps."
+    rejected = {row.what for row in rows if row.outcome == "rejected"}
+    settings = won.candidate.job.tuning_options if won.candidate is not None else ()
+    if again := [name for name in settings if name in rejected]:
+        names = " and ".join(again)
+        sentence += f" {names} was rejected here, tried on another candidate, and tried again in the final measurement."
+    return sentence

@@ -31,7 +31,7 @@ from compile_stage.report.charts import (
 )
 from compile_stage.report.language import language_rows, written_texts
 from compile_stage.report.load_chart import load_chart
-from compile_stage.report.option_tuning import option_tuning_rows
+from compile_stage.report.option_tuning import option_tuning_rows, winner_elsewhere
 from compile_stage.report.page_data import error_curves, pareto_data, rounds_data
 from compile_stage.report.pareto import axes, points
 from compile_stage.report.payback import payback
@@ -98,6 +98,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "bytes": numbers.bytes_column(row.size_bytes for row in rows),
         "pruned": [(f"{row.backend} {row.scheme}", row.reason) for row in rows if _is_pruned(row)],
         "option_tuning": option_tuning_rows(result, target),
+        "winner_elsewhere": winner_elsewhere(result, target),
         "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
         "timings": timings,
         "speedups": Markup("") if target.contradiction else _speedups(rows),

@@ -87,7 +87,17 @@ def test_a_winner_beside_option_tuning_is_named(tuned: RunResult) -> None:
     """Broken: a reader would take the last accepted step for what ships."""
     target = tuned.targets[0]
     elsewhere = replace(target.selection, winner="other", states={**target.selection.states, TUNED: "lost"})
-    assert "the winner is none of these" in option_tuning_line(tuned, replace(target, selection=elsewhere))
+    other = next(c.job.id for c in target.candidates if c.job.id not in {step.job_id for step in target.ladder})
+    elsewhere = replace(elsewhere, winner=other, states={**elsewhere.states, other: "won"})
+    changed = replace(target, selection=elsewhere)
+    assert "the winner is none of these" in option_tuning_line(tuned, changed)
+    result = replace(tuned, targets=(changed,))
+    for text in (render_html(result), render_markdown(result)):
+        assert "is none of these steps." in text
+    assert "none of these steps" not in render_markdown(tuned)
+    steps = tuple(replace(step, accepted=step.accepted and step.job_id != TUNED) for step in target.ladder)
+    again = replace(tuned, targets=(replace(target, ladder=steps),))
+    assert "lean was rejected here, tried on another candidate" in render_markdown(again)
 
 
 def test_a_run_without_option_tuning_has_no_section(result: RunResult) -> None:
