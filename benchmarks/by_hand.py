@@ -20,8 +20,9 @@ image, NumPy arrays in and out.
 A ratio is the peer's median over ours, with its 95 % interval over starts: above 1 ours is faster. LiteRT runs in its
 toolchain where that is made, for us and as a peer; a peer that is not there is left out and said to be. The stage tunes
 the runtime's options (`ladder: true`), for `--search-minutes` in combination; the recipes are what their documentation
-advises. An earlier commit is checked out into a folder of its own, is given the same model and the same policy, and
-runs with the packages that are installed here; what it publishes is opened by its own code.
+advises. An earlier commit is checked out into a folder of its own, is given the same model and the same policy (less
+`search_minutes`, where it doesn't know that), and runs with the packages that are installed here; what it publishes
+is opened by its own code.
 """
 
 from __future__ import annotations
@@ -92,11 +93,16 @@ class Winner:
     interpreter: str
 
 
-def policy_text(chosen: argparse.Namespace) -> str:
+def policy_text(chosen: argparse.Namespace, searches: bool = True) -> str:
+    """The policy of a run.
+
+    Args:
+        searches: Whether this commit knows `budget.search_minutes`; one that doesn't refuses the policy.
+    """
     minutes = chosen.search_minutes
     given = {"threads": THREADS, "backends": ", ".join(chosen.backends), "ladder": "true" if minutes else "false"}
     targets = "".join(TARGET.format(batch=batch, **given) for batch in chosen.batches)
-    search = f", search_minutes: {minutes}" if minutes else ""
+    search = f", search_minutes: {minutes}" if minutes and searches else ""
     budget = f"budget: {{measure_seconds: {chosen.stage_seconds}{search}}}"
     return f"{POLICY}targets:\n{targets}{budget}\n"
 
@@ -156,7 +162,8 @@ def published_before(
     work = work / "before"
     work.mkdir(exist_ok=True)
     there = {**environment, "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db"}
-    (work / "policy.yaml").write_text(policy_text(chosen))
+    known = "search_minutes" in (code / "docs" / "policy.md").read_text(encoding="utf-8")
+    (work / "policy.yaml").write_text(policy_text(chosen, searches=known))
     return winners(run_stage(name, work, there, chosen.set, code), work, there)
 
 
