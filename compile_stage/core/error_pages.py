@@ -70,11 +70,13 @@ PAGES: dict[str, Page] = {
         "Remove one of the two; the message has the line of the first.",
     ),
     Code.EXTENDS: Page(
-        "a file that is extended can't be used",
+        "a file that is extended can't be used, or says again what another had replaced",
         "Policies extend local files only, below their own repository or a folder that `--policy-root` "
         "names, at most a few files deep and never in a circle: what a verdict stands on must be in one "
-        "place that is reviewed.",
-        "Copy the file into the repository and name it by a relative path, or name its folder with `--policy-root`.",
+        "place that is reviewed. Of two files of `extends`, the later replaces what the earlier says, also by "
+        "what it extends itself: where both extend one base, the base's values come back, which is a warning.",
+        "Copy the file into the repository and name it by a relative path, or name its folder with `--policy-root`. "
+        "Of a warning: say in the file that extends both which value is meant.",
     ),
     Code.LOCKED: Page(
         "a value that a lower layer has locked, or a lock on nothing",

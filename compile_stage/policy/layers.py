@@ -19,7 +19,7 @@ from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import InternalError, UsageError
 from compile_stage.core.shipped import PREFIX, policy_file, policy_names
 from compile_stage.core.spelling import did_you_mean
-from compile_stage.policy.locks import broken, joined, locks_of, words_of
+from compile_stage.policy.locks import UNLOCKABLE, broken, differences, joined, locks_of, quoted, words_of
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import SHIPPED, Node, Path, Place, Problem, a_map, merge, show_path, without
@@ -39,6 +39,24 @@ _POLICY_START = b"apiVersion: compile-stage/"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
+@dataclass(frozen=True)
+class Restored:
+    """A value that one of `extends` took over from a file that an earlier one had replaced it of.
+
+    Attributes:
+        named: Where `extends` names the later one.
+        by: That file.
+        was: The earlier one's value.
+        now: The value of the file that both extend.
+    """
+
+    named: Place
+    by: str
+    path: Path
+    was: Node
+    now: Node
+
+
 @dataclass
 class Layers:
     """What was read.
@@ -49,6 +67,7 @@ class Layers:
         names: Every file that had a say, in layer order.
         cut: Paths of values that were wrong and are left out, so that the rest can be checked.
         incomplete: A file could not be read at all.
+        restored: What a file that two of one `extends` extend says again over the earlier one.
     """
 
     files: Node
@@ -57,6 +76,7 @@ class Layers:
     problems: list[Problem] = field(default_factory=list)
     cut: set[Path] = field(default_factory=set)
     incomplete: bool = False
+    restored: list[Restored] = field(default_factory=list)
 
 
 @cache
@@ -83,10 +103,26 @@ def read_layers(path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLi
         problems=reader.problems,
         cut=reader.cut,
         incomplete=reader.incomplete,
+        restored=reader.restored,
     )
     for argument in sets:
         _add_set(layers, argument)
     return layers
+
+
+def restored_values(layers: Layers) -> Iterator[Problem]:
+    """A warning for each value that stands although one of `extends` had replaced it."""
+    for one in layers.restored:
+        stands = layers.files.get(*one.path)
+        if stands is None or stands.place != one.now.place:
+            continue
+        base, by = one.now.place.file, FilePath(one.by).name
+        wrong = (
+            f"{by} extends {FilePath(base).name} too, whose {quoted(one.now)} ({one.now.place.origin}) replaces "
+            f"{quoted(one.was)} ({one.was.place.origin})"
+        )
+        allowed = f"say in {FilePath(one.named.file).name} which is meant"
+        yield Problem(one.named, show_path(one.path), wrong, allowed, code=Code.EXTENDS)
 
 
 class _FileReader:
@@ -98,7 +134,9 @@ class _FileReader:
         self.cut: set[Path] = set()
         self.names: list[str] = []
         self.incomplete = False
+        self.restored: list[Restored] = []
         self._done: dict[str, Node | None] = {}
+        self._extends: dict[str, set[str]] = {}  # by file as it is shown: itself, and all that it extends
 
     def read(self, shown: str, chain: tuple[str, ...], named: Place | None, path: str) -> Node | None:
         """The file's values laid over those it extends; None when it can't be read."""
@@ -161,10 +199,17 @@ class _FileReader:
         self.cut |= {(problem.path,) for problem in version}
         own = normalise(without(tree, bad))
         merged: Node | None = None
+        below: set[str] = set()
         for index, element in enumerate(own.elements("extends")):
             under = self._extended(element, shown, chain, f"extends[{index}]")
-            if under is not None:
-                merged = under if merged is None else self._laid(merged, under, beside=True)
+            if under is None:
+                continue
+            file = under.place.file
+            laid = under if merged is None else self._laid(merged, under, beside=True)
+            if merged is not None:
+                self.restored += _restored(element.place, file, merged, laid, below - {file})
+            merged, below = laid, below | self._extends[file]
+        self._extends[shown] = {shown, *below}
         if shown not in self.names:
             self.names.append(shown)
         return own if merged is None else self._laid(merged, own)
@@ -205,6 +250,18 @@ class _FileReader:
                 self.problems.append(Problem(element.place, path, error.problem, error.fix or "", code=Code.EXTENDS))
                 return None
         return self.read(os.path.normpath(FilePath(shown).parent / name), chain, element.place, path)
+
+
+def _restored(named: Place, by: str, before: Node, after: Node, below: set[str]) -> Iterator[Restored]:
+    """What one of `extends` brings back.
+
+    Args:
+        before, after: The values without it and with it.
+        below: The files of the earlier ones, less itself: where it is one of them, it was named to be laid over them.
+    """
+    for path, was, now in differences(before, after, ()):
+        if was is not None and now is not None and now.place.file in below and path[0] not in UNLOCKABLE:
+            yield Restored(named, by, path, was, now)
 
 
 def _read_bytes(path: FilePath, extending: Sequence[str]) -> bytes | str:

@@ -17,7 +17,7 @@ from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import check_whole
 from compile_stage.policy.convert import to_policy
 from compile_stage.policy.data_files import data_warnings
-from compile_stage.policy.layers import read_layers, resolve
+from compile_stage.policy.layers import read_layers, resolve, restored_values
 from compile_stage.policy.messages import check_schema
 from compile_stage.policy.nodes import Node, Problem
 from compile_stage.policy.schema import PolicyDocument
@@ -121,7 +121,7 @@ def findings(
 def _doubts(path: PathLike, sets: Sequence[str], roots: Sequence[PathLike], today: date) -> list[Problem]:
     layers = read_layers(path, sets, roots)
     tree = resolve(layers)
-    weak = _in_order(list(weak_limits(tree, today)), layers.names)
+    weak = _in_order([*weak_limits(tree, today), *restored_values(layers)], layers.names)
     return [*data_warnings(tree), *weak]
 
 

@@ -141,12 +141,12 @@ def broken(locks: tuple[Lock, ...], before: Node, after: Node, over: Node) -> It
     """
     for lock in locks:
         for path in lock.paths([name for name, _ in after.items("targets")]):
-            for changed, was, now in _differences(before.get(*path), after.get(*path), path):
+            for changed, was, now in differences(before.get(*path), after.get(*path), path):
                 yield _problem(lock, changed, was, now, over, f"is locked by {lock.place.origin}")
             for limit in _of_outputs(path, before, after):
                 locked = path if lock.path[:2] == _EACH else lock.path
                 wrong = f"takes the place of {show_path(locked)}, which is locked by {lock.place.origin}"
-                for changed, was, now in _differences(_in_force(before, limit), _in_force(after, limit), limit):
+                for changed, was, now in differences(_in_force(before, limit), _in_force(after, limit), limit):
                     yield _problem(lock, changed, was, now, over, wrong)
 
 
@@ -155,7 +155,7 @@ def _problem(lock: Lock, changed: Path, was: Node | None, now: Node | None, over
     inherited = changed[0] == "targets" and changed[2:3] and over.get(*changed[:3]) is None
     said = over.place_of(changed[2:] if inherited else changed)
     place = now.place if now is not None and _is_of(over, now.place) else said
-    kept = f"must stay {_shown(was)}" + (f" ({was.place.origin})" if was is not None else "")
+    kept = f"must stay {quoted(was)}" + (f" ({was.place.origin})" if was is not None else "")
     if _plain(was) == _plain(now):  # the same name of another file
         kept += (
             f", which is {', '.join(files_at(changed, was) or ())}, and not {', '.join(files_at(changed, now) or ())}"
@@ -191,10 +191,11 @@ def _in_force(tree: Node, path: Path) -> Node | None:
     return None if limit is None else limit.get(*path[depth + 3 :])
 
 
-def _differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tuple[Path, Node | None, Node | None]]:
+def differences(was: Node | None, now: Node | None, path: Path) -> Iterator[tuple[Path, Node | None, Node | None]]:
+    """Each value below a path that is not the same in both, as far down as both are maps."""
     if was is not None and now is not None and was.is_map and now.is_map:
         for key in dict.fromkeys([*was.value, *now.value]):
-            yield from _differences(was.get(key), now.get(key), (*path, key))
+            yield from differences(was.get(key), now.get(key), (*path, key))
     elif _meant(path, was) != _meant(path, now):
         yield path, was, now
 
@@ -214,7 +215,8 @@ def _is_of(layer: Node, place: Place) -> bool:
     return place.file == layer.place.file or (place.line == 0 and place.file.startswith("--set"))
 
 
-def _shown(node: Node | None) -> str:
+def quoted(node: Node | None) -> str:
+    """A value as messages quote it."""
     if node is None or node.value is None:
         return "unset"
     if node.is_map:

@@ -62,7 +62,8 @@ In an editor with the YAML language server, a policy's first line may be
 - `max_drop` and `max_relative_drop` exclude each other: a layer that gives one takes the place of a lower layer's
   other.
 - `extends` names local files, relative to the file that names them, or a shipped policy as `shipped:NAME`, at most
-  {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`.
+  {MAX_EXTENDS} deep and in no circle. Every file says its `apiVersion` and `kind`. Of `[a, b]`, b replaces what a says,
+  also by what b itself extends; `lint` warns where both extend one file, whose value so replaces that of `a`.
 - `locked: [compliance, tolerances.int8]` in a file keeps files that extend it, targets' own sections in them, and
   `--set` from changing these values: that is an error which names both places. An equal value is none; a stricter one
   is. Locks add up, and no layer takes one away. They hold wherever the file stands among `extends`. A locked limit

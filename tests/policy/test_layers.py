@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compile_stage.policy.explain import explain
 from compile_stage.policy.layers import read_layers, resolve, shipped
-from compile_stage.policy.load import load_policy
+from compile_stage.policy.load import load_policy, warnings
 from compile_stage.policy.nodes import EXCLUSIVE, Node, Place, leaves, merge
 
 # The same examples each time; no deadline, since the machine may be busy.
@@ -206,6 +206,21 @@ def test_a_file_that_two_extend_is_read_once(write):
     policy = load_policy(write("extends: [one.yaml, two.yaml]\ntargets: {t: {}}"))
     assert policy.owner == "base"  # the second of `extends` wins, with what it extends
     assert policy.files[1:] == ("base.yaml", "one.yaml", "two.yaml", "p.yaml")
+
+
+def test_a_limit_that_a_shared_base_takes_back_is_warned_of(write):
+    """Broken: a team's stricter limit is lost in silence, since another file of `extends` has the same base."""
+    write("performance: {min_speedup: 1.0, max_memory_mb: 100}", "base.yaml")
+    write("extends: [base.yaml]\nperformance: {min_speedup: 1.5}", "strict.yaml")
+    write("extends: [base.yaml]\ntargets: {t: {}}", "targets.yaml")
+    [warning] = warnings(write("extends: [strict.yaml, targets.yaml]"))
+    assert warning == (
+        "p.yaml:4:24: performance.min_speedup: targets.yaml extends base.yaml too, whose `1.0` (base.yaml:4) replaces "
+        "`1.5` (strict.yaml:5); say in p.yaml which is meant"
+    )
+    assert warnings(write("extends: [strict.yaml, targets.yaml]\nperformance: {min_speedup: 1.5}")) == []
+    assert warnings(write("extends: [targets.yaml, strict.yaml]")) == []
+    assert warnings(write("extends: [strict.yaml, base.yaml]\ntargets: {t: {}}")) == []  # named to be laid over it
 
 
 @STEADY
