@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
+from compile_stage.core.storage import STANDARD_OUTPUT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -115,5 +116,5 @@ class _Unread(io.FileIO):
             # A closed terminal answers EIO, and is none any more to `isatty`; of a file that is the disk's trouble.
             closed = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
             if error.errno != errno.EPIPE and not closed and self.fileno() != _STANDARD_ERROR:
-                raise OSError(error.errno, error.strerror, "standard output") from error
+                raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
             return memoryview(data).nbytes

@@ -22,6 +22,10 @@ _FIX = (
     "results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest"
 )
 
+STANDARD_OUTPUT = "standard output"
+"""Named where a file has no path that we know."""
+_FIX_OF_OUTPUT = "free space there, or redirect the output to another disk"
+
 _FIX_OF_ANOTHERS_CACHE = (
     "name a cache folder of your own in COMPILE_STAGE_CACHE; what several users share goes behind it, with "
     "--shared-cache file:///FOLDER (docs/shared-cache.md)"
@@ -193,6 +197,8 @@ def _fix(code: int | None, place: str) -> str:
     behind their caches."""
     from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
 
+    if place == STANDARD_OUTPUT:
+        return _FIX_OF_OUTPUT
     root = cache_root()
     if code not in (errno.EACCES, errno.EPERM) or not Path(place).is_relative_to(root):
         return _FIX

@@ -195,11 +195,12 @@ def test_a_closed_stream_is_no_bug_of_ours(closed: str, policy: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
-    ("streams", "said"), [(">/dev/full", "standard output: the disk is full"), (">/dev/full 2>&1", "")]
+    ("streams", "said"),
+    [(">/dev/full", "standard output: the disk is full [CS0220]\nfix: free space there, or"), (">/dev/full 2>&1", "")],
 )
 def test_a_log_on_a_full_disk_is_named_and_ends_with_a_code_of_ours(streams: str, said: str, policy: Path) -> None:
     """Broken: a job whose log's disk is full would end with 120, which stands in no table, and whoever reads the error
-    would look for room in the cache."""
+    would look for room in the cache, or name another `--out`."""
     line = f"exec {sys.executable} -m compile_stage lint {policy} --format json {streams}"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
     assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
