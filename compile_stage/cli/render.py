@@ -426,7 +426,7 @@ class Display:
         room = max(3, self.console.height - 4)
         ended = [job for job in jobs if not job.running]
         hidden = ended[: max(0, len(jobs) - room)]
-        table = self._grid("job", "step", "state", "time", right=("time",), whole=("step", "time"))
+        table = self._grid("job", "step", "state", "in all", right=("in all",), whole=("step", "in all"))
         for job in jobs:
             if job in hidden:
                 continue
