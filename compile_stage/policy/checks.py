@@ -75,7 +75,7 @@ def check_whole(tree: Node, today: date, forgiven: Collection[Path] = ()) -> Ite
         yield from _template(tree, (*path, "promote", "alias"), "target")
         yield from _alias(tree, (*path, "promote", "alias"), published_as(tree, name))
         yield from _approval(tree, (*path, "promote"))
-        yield from _served(tree, path)
+        yield from _served(tree, path, forgiven)
         for precision, _ in target.items("tolerances"):
             yield from _limits(tree, (*path, "tolerances", precision), forgiven)
             for output, _ in target.items("tolerances", precision, "outputs"):
@@ -382,24 +382,32 @@ def _limits(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Prob
             yield Problem(node.place, here, wrong, "exactly one of max_drop, max_relative_drop", code=Code.WRONG_VALUE)
         # Of a base without targets the labels are for the policies that extend it to name.
         judged = family == "task" and bool(tree.items("targets")) and not node.place.is_shipped
-        if judged and labels is not None and labels.value is None:
+        without_labels = labels is not None and labels.value is None
+        if judged and without_labels and not _has_mistakes(forgiven, ("data", "validation")):
             message = "this needs labels, and data.validation.labels is null, so it could never pass"
             yield Problem(node.place, here, message, "name the array or column that holds them", code=Code.NO_LABELS)
 
 
-def _served(tree: Node, path: Path) -> Iterator[Problem]:
+def _has_mistakes(forgiven: Collection[Path], section: Path) -> bool:
+    """Whether a value of that section, or the section itself, was wrong: it reads as its default then, and saying that
+    it is null would contradict the file."""
+    return any(cut[: len(section)] == section[: len(cut)] for cut in forgiven if cut)
+
+
+def _served(tree: Node, path: Path, forgiven: Collection[Path]) -> Iterator[Problem]:
     """Gates on what is served without what they are measured by."""
 
     def given(*keys: str) -> bool:
         node = tree.get(*path, *keys)
         return node is not None and node.value is not None
 
+    wrong_there = _has_mistakes(forgiven, (*path, "serving"))
     for gate, wanted in (
         ("throughput_at_p99", "p99_ms"),
         ("max_cost_per_million", "p99_ms"),
         ("max_cost_per_million", "price_per_hour"),
     ):
-        if given("performance", gate) and not given("serving", wanted):
+        if given("performance", gate) and not given("serving", wanted) and not wrong_there:
             wrong = f"this is measured by serving.{wanted}, which is null, so it could never pass"
             where = (*path, "performance", gate)
             yield Problem(

@@ -380,7 +380,10 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
     if (with_unit := _NUMBER_WITH_UNIT.match(text)) and with_unit[2].lower() in {*_UNITS, *_PERCENT, "x", "×"}:
         if with_unit[2].lower() in _PERCENT:
             return f"`{text}` is text, and numbers have no percent sign", _explain_percent(with_unit[1], path, wanted)
-        return f"`{text}` is text: the unit stands in the key's name", f"write {_in_unit_of(path, *with_unit.groups())}"
+        number, unit = with_unit.groups()
+        if _unit_of(path) is None:  # `min_samples: 32ms`, `min_speedup: 1.5x`
+            return f"`{text}` is text, and the number has no unit here", f"write {number}"
+        return f"`{text}` is text: the unit stands in the key's name", f"write {_in_unit_of(path, number, unit)}"
     try:
         number = float(text)
     except ValueError:
@@ -410,12 +413,16 @@ def _explain_number(node: Node, text: str, wanted: str, path: Path) -> tuple[str
     return f"`{text}` is text to YAML 1.1, which wants a point in it and a sign in its exponent", f"write {written}"
 
 
+def _unit_of(path: Path) -> str | None:
+    """The unit that ends a key's name; None where the number has none, or is one per unit: the `min` of `min_samples`
+    is no minute, and `min_tokens_per_s` is no time."""
+    words = str(path[-1]).split("_") if path else [""]
+    return None if "per" in words else _UNITS.get(words[-1])
+
+
 def _in_unit_of(path: Path, number: str, unit: str) -> str:
     """A number with a unit as the key wants it: `1h` of minutes is 60."""
-    given = _UNITS.get(unit.lower(), "")
-    wanted = (
-        next((_UNITS[end] for end in reversed(str(path[-1]).split("_")) if end in _UNITS), given) if path else given
-    )
+    given, wanted = _UNITS.get(unit.lower(), ""), _unit_of(path) or ""
     if given == wanted or given not in _SIZES or wanted not in _SIZES or _SIZES[given][0] != _SIZES[wanted][0]:
         return number
     return f"{float(number) * _SIZES[given][1] / _SIZES[wanted][1]:.12g}"

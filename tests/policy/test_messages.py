@@ -154,6 +154,19 @@ IN_A_FILE = {
         TARGET + "performance: {max_size_mb: 1.5GB}",
         "p.yaml:5:28: performance.max_size_mb: `1.5GB` is text: the unit stands in the key's name; write 1500",
     ),
+    "a unit where the key has none, and begins like one": (
+        TARGET + "data: {min_samples: 32ms}",
+        "p.yaml:5:21: data.min_samples: `32ms` is text, and the number has no unit here; write 32",
+    ),
+    "a wrong value is not said to be null where a gate needs it": (
+        TARGET + "performance: {throughput_at_p99: 10}\nserving: {p99_ms: 50ms}",
+        "p.yaml:6:19: serving.p99_ms: `50ms` is text: the unit stands in the key's name; write 50",
+    ),
+    "wrong labels are not said to be null where a gate needs them": (
+        TARGET + "data: {validation: {labels: 7}}\ntolerances: {int8: {accuracy: {max_drop: 0.1}}}",
+        "p.yaml:5:29: data.validation.labels: `7` is read by YAML as a number, and a text is needed; put it in quotes: "
+        '"7"',
+    ),
     "octal": (
         "targets: {t: {threads: 010}}",
         "p.yaml:4:24: targets.t.threads: `010` is read by YAML as 8; write 8, or quote a text",
@@ -617,7 +630,7 @@ IN_A_FILE = {
     ),
     "a sign for times": (
         TARGET + "performance: {min_speedup: 1.5\u00d7}",
-        "p.yaml:5:28: performance.min_speedup: `1.5\u00d7` is text: the unit stands in the key's name; write 1.5",
+        "p.yaml:5:28: performance.min_speedup: `1.5\u00d7` is text, and the number has no unit here; write 1.5",
     ),
     "microseconds": (
         TARGET + "performance: {p95_latency_ms: 500\u00b5s}",
