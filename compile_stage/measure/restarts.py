@@ -142,9 +142,9 @@ class Schedule:
         if others and self.starts > 1:
             of = f"each model within {CONTENDER - 1:.0%} of the fastest, and from one of each other model"
         return (
-            f"Speedups come from {processes} of {of}: starting them again takes {_whole(restart_s)} s, of "
-            f"{_whole(self.seconds)} for measuring (budget.measure_seconds). That processes differ by "
-            f"{speedups.ASSUMED_SPREAD.log_sd:.0%} is assumed"
+            f"Speedups come from {processes} of {of}; their intervals assume that processes differ by "
+            f"{100 * speedups.ASSUMED_SPREAD.log_sd:.0f} %. To measure more processes, raise budget.measure_seconds "
+            f"({_whole(self.seconds)} s here): starting the models again takes {_whole(restart_s)} s"
         )
 
 

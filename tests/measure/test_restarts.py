@@ -352,12 +352,13 @@ def test_the_note_tells_who_was_started_once() -> None:
     """If it failed, a report would say "from 2 processes of each model" of one that was started once, and contradict
     its own first line."""
     schedule = Schedule(60.0, starts=2)
-    assert "from 2 processes of each model: " in schedule.note(25.0, others=False)
-    expected = "from 2 processes of each model within 25% of the fastest, and from one of each other model: "
+    assert "from 2 processes of each model; " in schedule.note(25.0, others=False)
+    expected = "from 2 processes of each model within 25% of the fastest, and from one of each other model; "
     assert expected in schedule.note(25.0, others=True)
-    assert "from one process of each model: " in Schedule(60.0, starts=1).note(60.0, others=True)
-    assert "again takes 60 s, of 60 for measuring" in Schedule(60.0, starts=1).note(60.4, others=True)
-    assert "again takes 1.2 s, of 0.5 for measuring" in Schedule(0.5, starts=1).note(1.2, others=False)  # not "of 0"
+    assert "from one process of each model; " in Schedule(60.0, starts=1).note(60.0, others=True)
+    assert "(60 s here): starting the models again takes 60 s" in Schedule(60.0, starts=1).note(60.4, others=True)
+    short = Schedule(0.5, starts=1).note(1.2, others=False)
+    assert "(0.5 s here): starting the models again takes 1.2 s" in short  # not "0 s"
 
 
 def test_candidates_that_processes_of_chance_tell_apart_tie() -> None:
