@@ -243,15 +243,15 @@ class Display:
         for check in verification.checks:
             outcome = summary.outcome_word(check)
             cells = [
-                check.gate.metric, check.output or "", str(check.batch_size or ""), summary.measured_text(check),
-                summary.limit_text(check), *((check.reason,) if wide else ()),
+                summary.check_name(check), check.output or "", str(check.batch_size or ""),
+                summary.measured_text(check), summary.limit_text(check), *((check.reason,) if wide else ()),
             ]  # fmt: skip
             table.add_row(self._text(outcome, "green" if outcome == "passed" else "red"), *map(self._text, cells))
         if verification.checks:
             self._print(table)
         for check in verification.checks if not wide else ():
             if (outcome := summary.outcome_word(check)) != "passed":
-                self._say(f"  {check.gate.metric} {outcome}: {check.reason}")
+                self._say(f"  {summary.check_name(check)} {outcome}: {check.reason}")
         for note in verification.notes:
             self._say(f"note: {note}", style="dim")
         verdict = word if verification.passed else f"NOT {word}"
@@ -434,7 +434,7 @@ class Display:
             style = _OUTCOME_STYLES.get(state, "" if state in ("running", "waiting") else "red")
             took = numbers.duration(job.elapsed_s) if job.step else ""
             table.add_row(
-                self._text(job.job_id or "run"),
+                self._text(self._names.label(job.job_id) if job.job_id else "run"),
                 self._text(job.step),
                 self._text(job.message or state, style),
                 self._text(took),

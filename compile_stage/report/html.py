@@ -118,6 +118,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "check_name": summary.check_name,
         "quantity": numbers.quantity,
         "duration": numbers.duration,
         "size": numbers.size,

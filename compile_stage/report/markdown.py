@@ -252,7 +252,7 @@ def _broken(target: TargetResult) -> Iterator[str]:
 
 def _place(check: Check) -> str:
     batch = f"batch {check.batch_size}" if check.batch_size else ""
-    return " ".join(part for part in (check.gate.metric, check.output or "", batch) if part)
+    return " ".join(part for part in (summary.check_name(check), check.output or "", batch) if part)
 
 
 def _ratio(value: float | None, interval: tuple[float, float] | None) -> str:

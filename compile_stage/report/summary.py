@@ -242,7 +242,8 @@ def _agrees(timing: Timing, quotient: float) -> bool:
 
 
 def deciding_gate(target: TargetResult) -> str:
-    """Of a target without a winner, the candidate that failed the fewest checks, and its gate:
+    """Of a target without a winner, the candidate that failed the fewest checks, of these the one nearest to the limit
+    that they miss, and its gate:
     `openvino int8-sym: cosine 0.941 < 0.99 (output logits, batch 1; policy.yaml:21)`; empty where no candidate was
     checked. Where some are only too uncertain, the sentence on these; where the original is the cause, that and what to
     do."""
@@ -253,27 +254,43 @@ def deciding_gate(target: TargetResult) -> str:
     if uncertain := too_uncertain(target):
         return uncertain
     failed = [
-        (len(missed), at, candidate, missed)
-        for at, candidate in enumerate(target.candidates)
+        (candidate, missed)
+        for candidate in target.candidates
         if candidate.failure is None
         if (missed := _missed_by(candidate))
     ]
     if not failed:
         return ""
-    _, _, candidate, missed = min(failed, key=lambda entry: entry[:2])
-    check = min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
+    fewest = min(len(missed) for _, missed in failed)
+    closest = [(candidate, _first_of(missed)) for candidate, missed in failed if len(missed) == fewest]
+    candidate, check = closest[0]
+    # Of those that missed the same gate, the one that is nearest to its limit.
+    same = [entry for entry in closest if entry[1].gate == check.gate and entry[1].measured is not None]
+    if check.measured is not None:
+        candidate, check = max(same, key=lambda entry: _margin(entry[1]))
     if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
         return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
     return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}{cause_of(check)}"
 
 
+def _first_of(missed: Sequence[Check]) -> Check:
+    """The check to name of those that keep a candidate from passing."""
+    return min(missed, key=lambda c: (outcome_word(c) != "failed", c.gate.metric != "samples", _rank(c)))
+
+
+def check_name(check: Check) -> str:
+    """What was measured: `cosine`, `accuracy drop`, `robustness (noise)` for the samples it was measured on."""
+    name = f"{check.gate.metric}{' drop' if 'drop' in check.gate.options else ''}"
+    samples = check.gate.options.get("samples")
+    return f"{name} ({samples})" if isinstance(samples, str) else name
+
+
 def missed_text(check: Check) -> str:
     """A check that did not pass, the figure first: `cosine 0.941 < 0.99 (output logits, batch 1; policy.yaml:21)`.
     Where the mean holds and the worse end of the interval does not, that end is named."""
-    name = f"{check.gate.metric}{' drop' if 'drop' in check.gate.options else ''}"
     places = [f"output {check.output}" if check.output else "", f"batch {check.batch_size}" if check.batch_size else ""]
     where = "; ".join(filter(None, [", ".join(filter(None, places)), check.gate.origin]))
-    return f"{name} {_against_limit(check)}{f' ({where})' if where else ''}"
+    return f"{check_name(check)} {_against_limit(check)}{f' ({where})' if where else ''}"
 
 
 def _against_limit(check: Check) -> str:
@@ -466,8 +483,7 @@ def error_text(check: Check | None) -> str:
     """`cosine 0.9991`; a dash for None. A task metric is a drop against the baseline and says so."""
     if check is None:
         return numbers.DASH
-    drop = " drop" if "drop" in check.gate.options else ""
-    return f"{check.gate.metric}{drop} {measured_text(check)}"
+    return f"{check_name(check)} {measured_text(check)}"
 
 
 def outcome_counts(checks: Iterable[Check]) -> str:

@@ -175,6 +175,19 @@ def test_a_terminal_shows_a_live_table_and_takes_it_away(result: RunResult, monk
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # the cursor is back
 
 
+def test_the_live_table_names_jobs_as_the_log_does(result: RunResult) -> None:
+    """Broken: at 80 columns each row began with the model's and the target's name, and its end was on a second line."""
+    stream = Log()
+    display = Display(stream, width=80)
+    plan = plan_of(result)
+    display.planned(plan)
+    display.console.print(display._table())
+    job = plan.jobs[0]
+    drawn = stream.getvalue().split("step")[-1]
+    assert f"{job.backend} {job.scheme.name} " in drawn
+    assert job.id not in drawn
+
+
 def test_more_jobs_than_lines_hides_those_that_ended(result: RunResult) -> None:
     stream = Log()
     display = Display(stream, width=80)

@@ -312,3 +312,28 @@ def test_too_few_samples_are_what_is_said_first(factory: ModuleType) -> None:
     judged = dataclasses.replace(factory.candidate(job, checks, None), state="failed")
     target = TargetResult(policy=policy, candidates=(judged,), selection=select([judged], policy))
     assert summary.deciding_gate(target) == f"openvino int8-sym: {few}"
+
+
+def test_the_candidate_nearest_to_the_limit_is_named(factory: ModuleType) -> None:
+    """Broken: of three candidates that missed the same limit, the last line of a run named the farthest from it."""
+    policy = factory.cpu_server()
+    gate = Gate(metric="p95_latency_ms", limit=1.0, direction="at_most")
+    judged = []
+    for scheme, measured in (("int8-sym", 1.7), ("int8-u8", 1.2), ("int8-nncf", 2.0)):
+        missed = factory.check(gate, Outcome.FAIL, measured, "too slow")
+        job = factory.job("openvino", "int8", scheme, policy.target)
+        candidate = factory.candidate(job, (*factory.good_checks(0.999), missed), None)
+        judged.append(dataclasses.replace(candidate, state="failed"))
+    target = TargetResult(policy=policy, candidates=tuple(judged), selection=select(judged, policy))
+    assert summary.deciding_gate(target).startswith("openvino int8-u8: p95_latency_ms 1.2 > 1")
+
+
+def test_a_check_is_named_by_what_it_measured(factory: ModuleType) -> None:
+    """Broken: five rows `robustness` that only differ in their samples, and an `accuracy` of 0.002, at most 0.01."""
+    made = {
+        "accuracy drop": Gate(metric="accuracy", limit=0.01, direction="at_most", options={"drop": "absolute"}),
+        "robustness (noise)": Gate(metric="robustness", limit=5.0, direction="at_most", options={"samples": "noise"}),
+        "cosine": Gate(metric="cosine", limit=0.99, direction="at_least"),
+    }
+    for name, gate in made.items():
+        assert summary.check_name(factory.check(gate, Outcome.PASS, 0.1, "")) == name
