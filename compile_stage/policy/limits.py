@@ -270,9 +270,12 @@ class Performance(Section):
     """What is worth shipping. null: no limit."""
 
     min_speedup: Positive | None = Field(
-        description="Smallest ratio of the baseline's latency to the candidate's (1.0 = not slower)."
+        description="Smallest ratio of the baseline's latency to the candidate's, at each batch size "
+        "(1.0 = not slower)."
     )
-    p95_latency_ms: Positive | None = Field(description="Largest 95th percentile of the latency, in milliseconds.")
+    p95_latency_ms: Positive | None = Field(
+        description="Largest 95th percentile of the latency at the first of `batch_sizes`, in milliseconds."
+    )
     ttft_p95_ms: Positive | None = Field(
         description="Of language models: largest 95th percentile of the time to the first token, in milliseconds."
     )

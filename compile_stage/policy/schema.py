@@ -147,7 +147,10 @@ class Select(Section):
     is at most 5 % slower by its figure. Of two as precise and as fast, one that takes at most 3/4 of the other's CPU
     time wins."""
 
-    prefer: Literal["latency", "throughput", "memory", "size"] = Field(description="What is compared.")
+    prefer: Literal["latency", "throughput", "memory", "size"] = Field(
+        description="What is compared: `latency` of a call at the first of `batch_sizes`, `throughput` at the size "
+        "with the least time per sample, peak `memory` of a process, or `size` of the artifact."
+    )
     confidence_of: Literal["candidate", "winner"] = Field(
         description="Whose the `confidence` of a limit is. `candidate`: each one's by itself; of many that lose a "
         "little too much, one passes by luck more often. `winner`: where m candidates miss a limit for its interval "
@@ -316,8 +319,8 @@ class Target(Section):
         description="By input name; empty when the model's own shapes are enough. Axis 0 is the batch."
     )
     batch_sizes: Annotated[list[RowCount], Field(min_length=1)] = Field(
-        description="Each is validated and measured; selection looks at the first. More rows are served in parts "
-        "of the largest: name what users send."
+        description="Each is validated and measured; selection looks at the first, or as `select.prefer` says. "
+        "More rows are served in parts of the largest: name what users send."
     )
     threads: Threads = Field(description="Compute threads of the runtime, and of the baseline too.")
     required: bool = Field(

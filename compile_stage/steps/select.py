@@ -220,7 +220,7 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     by_medians = speedups.per_sample_s(own) / speedups.per_sample_s(best)
     if abs(math.log(by_medians / ratio)) <= math.log1p(speedups.RESOLUTION):
         return ""
-    return f" ({by_medians:.2f} times by their medians, which are of different rounds)"
+    return f" ({by_medians:.2f} times by the medians shown, which are of different rounds)"
 
 
 def _named(candidate: Candidate) -> str:
@@ -241,7 +241,8 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     timing = speedups.deciding_timing(candidate.measurement, policy)
     under = _under_waivers(candidate)
     passes = "passes every gate that is not waived" if under else "passes every gate"
-    best = f"best {policy.prefer}"
+    at = f" (at batch {timing.batch_size})" if policy.prefer == "throughput" and timing is not None else ""
+    best = f"best {policy.prefer}{at}"
     if candidate is not ranking.simplest:
         other = f"{_named(ranking.simplest)} within the noise, at {ranking.cpu_share:.0%} of its CPU time"
         best = f"as good in {policy.prefer} as {other}"
@@ -339,7 +340,11 @@ def _by_predict(check: Check, found: PredictSpeedup | None) -> Check:
 def _under_waivers(candidate: Candidate) -> str:
     """The gates that it missed and that are waived."""
     waivers = candidate.verdict.waivers if candidate.verdict else ()
-    return f"; under {len(waivers)} waiver(s): {', '.join(w.gate for w in waivers)}" if waivers else ""
+    return (
+        f"; under {len(waivers)} {'waiver' if len(waivers) == 1 else 'waivers'}: {', '.join(w.gate for w in waivers)}"
+        if waivers
+        else ""
+    )
 
 
 def _whole(candidate: Candidate) -> str:
