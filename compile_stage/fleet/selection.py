@@ -58,10 +58,11 @@ def read_policies(path: Path) -> list[PolicyFile]:
     files = PolicyFolder(path).files()
     if broken := [file for file in files if file.problem]:
         raise PolicyError(
-            "; ".join(f"{file.path.name}: {file.problem}" for file in broken),
+            f"{len(broken)} of {len(files)} policies {'is' if len(broken) == 1 else 'are'} broken",
             fix=f"compile-stage lint {shlex.join(str(file.path) for file in broken)}",
             where=str(path),
             code=Code.USAGE,  # of each file, `lint` says its own
+            problems=tuple(line for file in broken for line in file.mistakes or (f"{file.path}: {file.problem}",)),
         )
     held = [file for file in files if file.policy is not None]
     if not held:

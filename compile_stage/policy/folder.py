@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from compile_stage.core.errors import CompileStageError, UsageError
+from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 from compile_stage.core.records import Policy, RegisteredVersion
 from compile_stage.policy.load import load_policy
 
@@ -23,11 +23,13 @@ class PolicyFile:
     Attributes:
         policy: None where it is broken, or only a base that others extend.
         problem: Why it is broken; empty where it is not.
+        mistakes: The same, one located line for each mistake, where these are known.
     """
 
     path: Path
     policy: Policy | None
     problem: str = ""
+    mistakes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -79,7 +81,7 @@ def _load(path: Path) -> PolicyFile:
     try:
         policy = load_policy(path, base=True)
     except CompileStageError as error:
-        return PolicyFile(path, None, str(error))
+        return PolicyFile(path, None, str(error), error.problems if isinstance(error, PolicyError) else ())
     except Exception as error:  # noqa: BLE001 - whatever a file makes of its reader, the others are served
         return PolicyFile(path, None, f"it can't be read: {type(error).__name__}: {error}")
     return PolicyFile(path, policy if policy.targets else None)

@@ -571,13 +571,19 @@ def test_a_fleet_that_goes_on_looks_again_at_what_its_pattern_means(
 def test_the_command_refuses_a_broken_policy_before_anything_runs(
     embedded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken: the models of a policy with a typing mistake would be left out, and the fleet would pass."""
+    """Broken: the models of a policy with a typing mistake would be left out, and the fleet would pass; or the
+    mistakes of two files run into one line."""
     (tmp_path / "policies").mkdir()
     write(tmp_path / "policies", "good")
     (tmp_path / "policies" / "bad.yaml").write_text("name: [")
+    write(tmp_path / "policies", "typo")
+    with (tmp_path / "policies" / "typo.yaml").open("a") as file:
+        file.write("\nonwer: me\n")
     with pytest.raises(SystemExit) as ended:
         main(["fleet", "plan", "*@candidate", "-p", str(tmp_path / "policies")])
     assert ended.value.code == 2
     shown = capsys.readouterr().err
-    assert "bad.yaml" in shown
+    errors = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert any("bad.yaml" in line and "onwer" not in line for line in errors)
+    assert any("typo.yaml" in line and "onwer: unknown key" in line for line in errors)
     assert "fix: compile-stage lint" in shown
