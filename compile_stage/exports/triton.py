@@ -97,10 +97,9 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
         said.append("Threads spin between calls: config.pbtxt can't switch that off, and it was proven without.")
     if choice.backend == "openvino" and config["max_batch_size"]:
         said.append(f"OpenVINO's backend runs each request as a batch of {config['max_batch_size']}, filled up.")
-    said.append(
-        f"One instance with {version.manifest.get('threads', 1)} thread(s), as it was measured; several instances were "
-        "not."
-    )
+    threads = version.manifest.get("threads", 1)
+    with_threads = f"{threads} thread{'' if threads == 1 else 's'}"
+    said.append(f"One instance with {with_threads}, as it was measured; several instances were not.")
     return said
 
 

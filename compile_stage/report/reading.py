@@ -71,7 +71,8 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         document = read_json_object(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"it can't be read: {error}", where=str(path), fix="name a result.json of a run") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)  # its path is said
+        raise UsageError(f"it can't be read: {why}", where=str(path), fix="name a result.json of a run") from error
     if document.get("schema") != SCHEMA:
         raise UsageError(f"it is not a {SCHEMA}", where=str(path), fix="name a result.json of a run")
     if (mistake := best_match(Draft202012Validator(result_json_schema()).iter_errors(document))) is not None:
