@@ -20,7 +20,7 @@ simulated measurements:
 Each with three ways to know the winner's speed:
 
 - `alone`: the interval of each candidate by itself, as until commit c17ed4a;
-- `now`: that of all candidates at once (`measure.families`);
+- `now`: that of all candidates at once (`measure.simultaneous_intervals`);
 - `again`: `alone`, and the winner and the original are started three times more, for the figure and the gate; who fails
   then is out, and the next is called. It takes three more starts of two models.
 """

@@ -92,7 +92,6 @@ import searches  # noqa: E402
 from compile_stage.core.records import Check, Gate, Measurement, Outcome, Timing  # noqa: E402
 from compile_stage.measure import own_metric, served_load, speedups, stats, task_intervals, tokens  # noqa: E402
 from compile_stage.measure.elementwise import NotMeasurableError  # noqa: E402
-from compile_stage.measure.families import widened  # noqa: E402
 from compile_stage.measure.performance import check_performance, is_too_uncertain  # noqa: E402
 from compile_stage.measure.proportions import FEW_CHANGES  # noqa: E402
 from compile_stage.measure.request import MOST_TRIES  # noqa: E402
@@ -103,6 +102,7 @@ from compile_stage.measure.restarts import (  # noqa: E402
     MOST_PROCESSES,
     Schedule,
 )
+from compile_stage.measure.simultaneous_intervals import widened  # noqa: E402
 from compile_stage.measure.skewed_means import Means  # noqa: E402
 from compile_stage.measure.tasks import measure_task  # noqa: E402
 from compile_stage.measure.timing import MIN_ROUNDS, enough  # noqa: E402

@@ -35,12 +35,12 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import disturbance, speedups, timing
+from compile_stage.measure.deciding_rounds import Played, Round, first_look, timing_of, with_ratio
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.one_thread import may_be_held_up, time_on_one_thread
 from compile_stage.measure.participant import MEASURING_BYTES, Participant, Turn, latencies
 from compile_stage.measure.performance import check_performance
-from compile_stage.measure.played import Played, Round, first_look, timing_of, with_ratio
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.rounds import OVERTIME, Pace
 from compile_stage.measure.samples import open_samples

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compile_stage.core.records import record
-from compile_stage.measure.beyond import Beyond
+from compile_stage.measure.extra_calls import Beyond
 
 
 @record

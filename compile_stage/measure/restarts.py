@@ -18,7 +18,7 @@ import numpy as np
 
 from compile_stage.core.records import Measurement, Timing
 from compile_stage.measure import speedups, stats
-from compile_stage.measure.families import common_reach, widened
+from compile_stage.measure.simultaneous_intervals import common_reach, widened
 
 MORE_PROCESSES = 5
 """Starts where loading them leaves time for rounds (`LOADING_SHARE`): they halve the interval of three."""

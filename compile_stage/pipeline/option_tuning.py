@@ -28,8 +28,8 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import shared_rounds, spread_seen
-from compile_stage.measure.settings import FoundSettings
 from compile_stage.measure.speedups import ASSUMED_SPREAD, Spread
+from compile_stage.measure.successive_halving import FoundSettings
 from compile_stage.pipeline.evaluate import EvaluationOptions, evaluate, fastest
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.settings_search import (

@@ -1,4 +1,4 @@
-"""Settings that need no new compilation, searched in combination (`measure.settings`) on one candidate.
+"""Settings that need no new compilation, searched in combination (`measure.successive_halving`) on one candidate.
 
 A heat opens the candidate's own files with each combination's options, one process for each, and measures them in turns
 with the candidate itself. Nothing that is found is shipped by that: the caller compiles, validates and compares it like
@@ -19,7 +19,7 @@ from compile_stage.measure import speedups
 from compile_stage.measure.interleaved import BASELINE
 from compile_stage.measure.request import MeasurementRequest
 from compile_stage.measure.restarts import shared_rounds
-from compile_stage.measure.settings import HEAT, Combination, FoundSettings, Limits, Raced, search_settings
+from compile_stage.measure.successive_halving import HEAT, Combination, FoundSettings, Limits, Raced, search_settings
 from compile_stage.pipeline.evaluate import quick_latency
 from compile_stage.pipeline.inputs import TargetRun
 from compile_stage.pipeline.job_workers import TrialWorkers
@@ -88,7 +88,7 @@ class _Heats:
         self._turn_s, self._ends = max(0.04, latency_s) + _AROUND_TURN_S, ends
 
     def race(self, heat: Sequence[Combination], rounds: int, start: int) -> dict[Combination, Raced]:
-        """As `measure.settings.Race`."""
+        """As `measure.successive_halving.Race`."""
         policy, run_policy = self._target.policy.target, self._target.run_policy
         left_s, budget = max(1.0, self._ends - time.monotonic()), run_policy.budget
         wanted_s = round(rounds * (len(heat) + 1) * self._turn_s, 1)

@@ -22,7 +22,7 @@ from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, PortableModel, SampleSet, SourceModel, Target
 from compile_stage.core.sample_files import GIVEN, as_given
 from compile_stage.measure.behaviour import calls_to_compare, mixed_rows, not_repeated
-from compile_stage.measure.beyond import Beyond, ask_original
+from compile_stage.measure.extra_calls import Beyond, ask_original
 from compile_stage.measure.reference import Reference
 
 _LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds

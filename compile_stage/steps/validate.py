@@ -28,7 +28,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.core.sample_files import RAW, digest_of_samples
-from compile_stage.measure.beyond import check_calls, check_other_samples, not_looked_at
+from compile_stage.measure.extra_calls import check_calls, check_other_samples, not_looked_at
 from compile_stage.measure.reference import Reference
 
 _STEP = "validate/22"

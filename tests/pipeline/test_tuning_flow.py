@@ -24,7 +24,7 @@ from compile_stage.core.records import (
     SampleSet,
     TuningOption,
 )
-from compile_stage.measure.settings import FoundSettings, Ranked
+from compile_stage.measure.successive_halving import FoundSettings, Ranked
 from compile_stage.pipeline import option_tuning
 from compile_stage.pipeline.evaluate import Evaluation, EvaluationOptions
 from compile_stage.pipeline.option_tuning import tune

@@ -13,7 +13,7 @@ import pytest
 
 from compile_stage.cli.render import Display
 from compile_stage.core.records import OptimizationStep, RunResult
-from compile_stage.measure.settings import FoundSettings
+from compile_stage.measure.successive_halving import FoundSettings
 from compile_stage.pipeline.settings_search import describe_setting
 from compile_stage.report.html import render_html
 from compile_stage.report.markdown import render_markdown

@@ -14,7 +14,7 @@ class Timing:
         speedup: The baseline's median latency / the own one, each over all its calls of the same interleaved rounds;
             None for the baseline itself.
         speedup_interval: 95 % interval of that quotient (`measure.speedups.ratio_interval`); of candidates with three
-            starts all hold at once (`measure.families`).
+            starts all hold at once (`measure.simultaneous_intervals`).
         mean_speedup_interval: 95 % interval of the quotient of the mean latencies, which the calls count in that take
             far longer than the median (`measure.speedups.mean_ratio_interval`); None where it is not known.
         rounds: Interleaved turns.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from compile_stage.core.records import Measurement, Timing
-from compile_stage.measure.families import common_reach, widened
 from compile_stage.measure.restarts import merge
+from compile_stage.measure.simultaneous_intervals import common_reach, widened
 from compile_stage.measure.stats import Interval, student_t
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_stage.measure.settings import (
+from compile_stage.measure.successive_halving import (
     Combination,
     FoundSettings,
     Limits,
