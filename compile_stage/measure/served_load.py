@@ -91,7 +91,8 @@ def refuse_generator(late_s: Sequence[float], limit_s: float | None) -> str:
     if late <= _LATE_SHARE * len(late_s):
         return ""
     by = f"more than {allowed * 1e3:.3g} ms late"
-    return f"the load generator sent {late} of {len(late_s)} requests {by}: it had no core"
+    advice = "serve with fewer instances or threads, or measure on a quieter machine"
+    return f"the load generator sent {late} of {len(late_s)} requests {by}: it had no core; {advice}"
 
 
 def holds(point: LoadPoint) -> bool:
