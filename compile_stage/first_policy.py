@@ -41,6 +41,7 @@ _OF_LANGUAGE_MODELS = ("int4", "int8-dynamic", "bf16", "fp32")  # of a token the
 _OPT_IN = "allow_pickle"  # as refusals of sources name it
 _ALLOWED = "compliance: {allow_pickle: true}\n"
 _ENOUGH = 32  # data.min_samples of the shipped defaults
+_TAKEN = {"validation": 512, "calibration": 300}  # data.*.max_samples of the shipped defaults
 _ENOUGH_FOR_ACCURACY = 299  # what a drop of 0.01 at 0.95 needs (docs/proof.md)
 _NOT_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")  # as YAML 1.1 reads them
 
@@ -259,6 +260,8 @@ def _data(role: str, samples: _Samples) -> Iterator[str]:
     counted = f"  # {samples.rows} samples" if samples.rows is not None else ""
     if samples.rows == _ENOUGH_FOR_ACCURACY:  # rows of a text file are counted up to here
         counted = f"  # {_ENOUGH_FOR_ACCURACY} samples or more"
+    if samples.rows is not None and samples.rows > _TAKEN[role]:  # the report counts those that were taken
+        counted += f", of which {_TAKEN[role]} are taken: max_samples takes more"
     yield f"  {role}: {{source: {json.dumps(samples.source, ensure_ascii=False)}{labels}}}{counted}"
     if samples.others:
         yield f"  # which of these holds the labels? {', '.join(samples.others)}: name it as labels, or none"

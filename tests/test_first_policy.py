@@ -52,6 +52,19 @@ def test_a_file_of_samples_becomes_a_policy_that_plans(
     assert {job.backend for job in plan.jobs} <= {"onnxruntime", "openvino"}
 
 
+def test_more_samples_than_a_run_takes_are_said_to_be_more(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: the policy says "600 samples", and the run's report 512."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("many.npz", x=np.random.default_rng(0).normal(size=(600, 8)).astype(np.float32))
+    text = api.init(f"folder:{model}", data="many.npz")
+    Path("many.yaml").write_text(text, encoding="utf-8")
+    data = load_policy("many.yaml").data
+    for taken in (data.validation.max_samples, data.calibration.max_samples):  # the shipped defaults, as is said
+        assert f"# 600 samples, of which {taken} are taken: max_samples takes more" in text
+
+
 def test_a_language_model_is_offered_weights_in_four_and_eight_bits(tmp_path: Path) -> None:
     """Broken: the first policy of a language model tries static int8, which gains nothing for single tokens, and not
     the precisions that read fewer bytes of weights at each."""
