@@ -371,3 +371,11 @@ def test_a_policy_written_as_json_keeps_its_characters(write) -> None:
     document = {"apiVersion": "compile-stage/v1", "kind": "OptimizationPolicy", "name": "p", "targets": {"t": {}}}
     policy = load_policy(write(json.dumps({**document, "owner": "ml \U0001f680"}), head=False))
     assert policy.owner == "ml \U0001f680"
+
+
+def test_a_policy_that_is_not_there_is_the_only_mistake(tmp_path):
+    """Broken: before it stands that `--set targets.t...` names an unknown target, one of none."""
+    with pytest.raises(PolicyError) as refused:
+        load_policy(tmp_path / "missing.yaml", sets=["targets.t.threads=2"])
+    assert len(refused.value.problems) == 1
+    assert "missing.yaml: does not exist" in refused.value.problems[0]
