@@ -319,7 +319,7 @@ def _add_set(layers: Layers, argument: str) -> None:
     for word in reversed(words):
         node = Node({word: node}, place, keys={word: place})
     if words[0] == "targets" and len(words) > 1 and layers.files.get("targets", words[1]) is None:
-        if layers.incomplete:  # the file that can't be read may have it, and is the mistake to mend
+        if layers.incomplete:  # the file that can't be read may have it, and is the mistake to fix
             return
         known = [name for name, _ in layers.files.items("targets")]
         wrong_and_allowed = "unknown target", f"one of: {', '.join(known) or 'none'}"
