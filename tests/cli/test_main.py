@@ -315,7 +315,7 @@ def test_every_command_with_json_says_its_error_there(
     assert leave(*here, "--json") == code
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["exit_code"]) == ("compile-stage/error/v1", code)
-    assert problem in found["problem"]
+    assert problem in f"{found['where']}: {found['problem']}"
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 7)])
