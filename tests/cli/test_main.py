@@ -115,7 +115,7 @@ def test_the_report_is_named_where_the_api_puts_it_by_default(
 def test_json_is_alone_on_standard_output(policy: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert leave("run", "models:/m/1", "-p", str(policy), "--json") == 0
     shown = capsys.readouterr()
-    jsonschema.validate(json.loads(shown.out), result_json_schema())
+    jsonschema.Draft202012Validator(result_json_schema()).validate(json.loads(shown.out))
     assert "some-job" in shown.err
     assert "report:" in shown.err
 
@@ -127,7 +127,7 @@ def test_json_is_printed_of_a_run_that_an_error_ends_too(tmp_path: Path, capsys:
     assert leave("run", "models:/m/1", "-p", str(wrong), "--json", "--out", str(tmp_path / "o")) == 2
     shown = capsys.readouterr()
     said = json.loads(shown.out)
-    jsonschema.validate(said, result_json_schema())
+    jsonschema.Draft202012Validator(result_json_schema()).validate(said)
     assert (said["status"], said["exit_code"], said["source"]["uri"]) == ("refused", 2, "models:/m/1")
     assert "bogus: unknown key" in said["problem"]
     assert (tmp_path / "o" / "result.json").read_text() == shown.out

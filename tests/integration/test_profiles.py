@@ -129,7 +129,7 @@ def test_a_planted_operator_is_at_the_top_of_baseline_and_winner(ran: RunResult,
             assert "ReorderOutput" in {operator.kind for operator in profile.conversions or ()}
 
     document = json.loads((planted / "out" / "result.json").read_text())
-    jsonschema.validate(document, result_json_schema())
+    jsonschema.Draft202012Validator(result_json_schema()).validate(document)
     models = document["targets"][0]["profiles"]["models"]
     for name, profiled in models.items():
         trace = json.loads((planted / "out" / profiled["trace"]).read_text())

@@ -105,7 +105,7 @@ def test_it_goes_through_result_json(result: RunResult) -> None:
     import jsonschema
 
     document = result_document(result)
-    jsonschema.validate(document, result_json_schema())
+    jsonschema.Draft202012Validator(result_json_schema()).validate(document)
     again = result_of(document)
     assert language_rows(again, again.targets[0])[1:] == language_rows(result, result.targets[0])[1:]
     assert again.targets[0].texts == result.targets[0].texts
