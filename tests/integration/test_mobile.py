@@ -45,6 +45,7 @@ def test_an_ort_file_is_proven_measured_promoted_and_served(
     assert answer["y"].shape == (5, 4)
 
 
+@pytest.mark.usefixtures("known_original")
 def test_what_a_phone_gets_is_published_as_not_validated_with_the_estimate(
     small_model: Path, write_policy: Write, tmp_path: Path
 ) -> None:

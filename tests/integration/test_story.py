@@ -207,6 +207,7 @@ def test_a_version_that_was_there_keeps_the_report_of_its_own_run(
     assert _published_reports(other) == reports
 
 
+@pytest.mark.usefixtures("known_original")
 def test_two_runs_into_one_folder_take_turns(
     small_model: Path, write_policy: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -461,6 +461,7 @@ def test_each_line_of_the_policy_that_changes_is_noticed(
     assert unnoticed == []
 
 
+@pytest.mark.usefixtures("known_original")
 def test_a_policy_without_its_demand_for_signatures_promotes_nothing_unsigned(
     small_model: Path, write_policy: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
