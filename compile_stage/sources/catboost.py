@@ -22,13 +22,20 @@ from compile_stage.sources.session import SourceSession
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Batch
 
-_CLASSIFIER, _REGRESSOR = "CatBoostClassifier", "CatBoostRegressor"
+_CLASSIFIER, _REGRESSOR, _RANKER, _PLAIN = "CatBoostClassifier", "CatBoostRegressor", "CatBoostRanker", "CatBoost"
 
 # Losses whose predictions CatBoost's own ONNX export gets right, as tests/sources shows for each. It writes a softmax
 # for MultiClassOneVsAll, and leaves out the exponential of Poisson and Tweedie.
+_NUMBERS = ("RMSE", "MAE", "Quantile", "Huber", "MAPE", "LogCosh")
+_RANKS = (
+    *("YetiRank", "YetiRankPairwise", "PairLogit", "PairLogitPairwise", "QueryRMSE", "QuerySoftMax"),
+    *("StochasticFilter", "StochasticRank", "LambdaMart", "GroupQuantile"),
+)
 _LOSSES: Mapping[str, tuple[str, ...]] = {
     _CLASSIFIER: ("Logloss", "CrossEntropy", "MultiClass"),
-    _REGRESSOR: ("RMSE", "MAE", "Quantile", "Huber", "MAPE", "LogCosh"),
+    _REGRESSOR: _NUMBERS,
+    _RANKER: _RANKS,
+    _PLAIN: (*_NUMBERS, *_RANKS),
 }
 
 # The first version of ONNX's format in which an initializer need not be an input; CatBoost writes 3.
@@ -49,7 +56,7 @@ class CatBoostSource(Exporter):
             return reason
         settings = mlmodel.flavor(source, self.name)
         if (kind := settings.get("model_type")) not in _LOSSES:
-            return f"a model of class {kind} can't be converted; there are conversions for {' and '.join(_LOSSES)}"
+            return f"a model of class {kind} can't be converted; there are conversions for {', '.join(_LOSSES)}"
         if (form := settings.get("save_format", "cbm")) != "cbm":
             return f"it is saved as {form}, and only cbm is read: log it again without format="
         try:
@@ -111,7 +118,8 @@ class CatBoostSource(Exporter):
 
         model = _load(source)
         output = _signature(model, source).outputs[0].name
-        # A regressor has no classes, or an empty list of them, and answers in float64. Texts are answered as objects.
+        # All but classifiers have no classes, or an empty list of them, and answer in float64. Texts are answered as
+        # objects.
         classes = np.asarray(getattr(model, "classes_", ()))
         labels = classes.astype(object) if classes.dtype.kind == "U" else classes
         answered = labels if labels.size else 0.0
@@ -129,7 +137,7 @@ def _load(source: SourceModel) -> Any:
     import catboost
 
     settings = mlmodel.flavor(source, "catboost")
-    model = catboost.CatBoostClassifier() if settings.get("model_type") == _CLASSIFIER else catboost.CatBoostRegressor()
+    model = getattr(catboost, str(settings["model_type"]))()
     try:
         return model.load_model(str(_file(source)))
     except catboost.CatBoostError as error:
@@ -139,7 +147,7 @@ def _load(source: SourceModel) -> Any:
 
 def _with_whole_labels(model: Any, folder: Path) -> Any:
     """The same trees, with 0 and 1 for truth values, which CatBoost's export to ONNX does not know as labels."""
-    if type(model).__name__ == _REGRESSOR or model.classes_.dtype.kind != "b":
+    if type(model).__name__ != _CLASSIFIER or model.classes_.dtype.kind != "b":
         return model
     path = folder / "model.json"
     model.save_model(str(path), format="json")
@@ -205,7 +213,7 @@ def _refuse_names(model: Any, source: SourceModel) -> str | None:
 
 def _signature(model: Any, source: SourceModel) -> Signature:
     features = len(model.feature_names_)
-    if type(model).__name__ == _REGRESSOR:
+    if type(model).__name__ != _CLASSIFIER:
         return tabular.signature(features, [tabular.prediction()])
     classes = len(model.classes_)
     label = tabular.label(tabular.label_dtype(model.classes_, source), targets=1 if classes > 2 else None)
