@@ -35,6 +35,10 @@ _NUMBER = (
 _RANKS = ("rank:ndcg", "rank:map", "rank:pairwise")
 _CLASSES = ("binary:logistic", "multi:softprob", "multi:softmax")
 
+# The list of a tree's categories in UBJSON, with a length other than 0. Whoever sets `feature_types` to None takes the
+# types away from the file, and the splits stay.
+_CATEGORIES = re.compile(rb"categories_nodes\[\$.#L(?!\x00{8})", re.DOTALL)
+
 
 class XGBoostSource(Exporter):
     """Models that `mlflow.xgboost` logged."""
@@ -186,8 +190,11 @@ def refuse_booster(booster: Any) -> str | None:
     proven = (*_NUMBER, *_RANKS, *_CLASSES)
     if objective not in proven:
         return f"its objective {objective!r} has no proven conversion; these have: {', '.join(proven)}"
-    if "c" in (booster.feature_types or []):
-        return "it splits on categories (enable_categorical), for which there is no converter: encode them as numbers"
+    if "c" in (booster.feature_types or []) or _CATEGORIES.search(booster.save_raw("ubj")) is not None:
+        return (
+            "it splits on categories (enable_categorical, feature_types), for which there is no converter: train it on "
+            "the same columns as plain numbers, or one-hot encoded, without enable_categorical"
+        )
     if int(learner["learner_model_param"].get("num_target", 1)) > 1:
         return "it predicts several targets at once, for which there is no converter"
     if int(learner["learner_model_param"]["num_class"]) > 1 and _has_wide_leaves(booster):

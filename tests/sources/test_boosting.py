@@ -200,6 +200,18 @@ def test_xgboost_refuses_what_has_no_proven_conversion(tmp_path: Path, options: 
     assert word in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
 
 
+def test_xgboost_refuses_categories_whose_types_were_taken_away(tmp_path: Path) -> None:
+    """Broken: a plan took the model, whose file says of no column that it holds categories, and only the proof saw that
+    the graph compares them with a threshold."""
+    xgboost = pytest.importorskip("xgboost", reason="the XGBoost source needs xgboost")
+    rows = np.stack([np.arange(400) % 7, np.arange(400)], axis=1).astype(np.float32)
+    data = xgboost.DMatrix(rows, rows[:, 0] % 3, feature_types=["c", "q"], enable_categorical=True)
+    model = xgboost.train({"nthread": 1}, data, 2)
+    model.feature_types = None
+    source = save(tmp_path / "model", "xgboost", model, rows)
+    assert "it splits on categories" in (plugins.load("sources", "xgboost").refuse(source, Compliance()) or "")
+
+
 @pytest.mark.parametrize("ending", ["json", "ubj"])
 def test_xgboost_refuses_dropout_that_an_older_one_does_not_see(tmp_path: Path, ending: str) -> None:
     """Broken: XGBoost before 3.4 loads such a file of 3.4 without its weights, and artifacts would be proven against
