@@ -84,8 +84,29 @@ def predict_original(context: Context, worker: Worker, source: SourceModel, samp
 _BY_ONNX = "then log that file: mlflow.onnx.log_model(onnx.load('model.onnx'), name='model')"
 
 
+# Flavors of MLflow whose framework has no converter to ONNX.
+_WITHOUT_CONVERTER = (
+    "spacy",
+    "prophet",
+    "pmdarima",
+    "langchain",
+    "llama_index",
+    "dspy",
+    "crewai",
+    "openai",
+    "johnsnowlabs",
+)
+
+
 def _unsupported(source: SourceModel) -> SourceError:
     supported = f"supported are {', '.join(plugins.names('sources'))}"
+    if source.flavor in _WITHOUT_CONVERTER:
+        return SourceError(
+            f"a model of flavor {source.flavor!r} can't be compiled: its framework has no converter to ONNX; "
+            f"{supported}",
+            fix="serve the original; or train a model of one of these flavors in its place",
+            where=source.uri,
+        )
     return SourceError(
         f"a model of flavor {source.flavor!r} can't be compiled: it is not supported yet; {supported}",
         fix=f"export it to ONNX with its framework's converter, {_BY_ONNX}",

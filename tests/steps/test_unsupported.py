@@ -13,13 +13,15 @@ from compile_stage import api
     ("flavor", "why", "fix"),
     [
         ("paddle", "it is not supported yet", "export it to ONNX"),
+        ("spacy", "its framework has no converter to ONNX", "serve the original"),
+        ("prophet", "its framework has no converter to ONNX", "serve the original"),
     ],
 )
 def test_an_unsupported_flavor_is_told_what_is_supported_and_what_to_log(
     tmp_path: Path, flavor: str, why: str, fix: str
 ) -> None:
     """Broken: the users of another framework are told to log the model with its own flavor, which is what they
-    did."""
+    did; those of spaCy and Prophet to export it by a converter that does not exist."""
     model = tmp_path / "model"
     model.mkdir()
     lines = f"flavors:\n  {flavor}: {{data: data}}\n  python_function: {{loader_module: mlflow.pyfunc.model}}\n"
