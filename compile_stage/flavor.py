@@ -54,7 +54,7 @@ from compile_stage.serving.manifest import (
 )
 from compile_stage.serving.media import MediaProcessor
 from compile_stage.serving.mlmodel import MLMODEL
-from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, to_batch
+from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, run_any_rows, to_batch
 from compile_stage.serving.python_model import PYFUNC_FOLDER, load_python_model, with_network
 from compile_stage.serving.saving import BACKENDS, FLAVOR_NAME, save_model
 from compile_stage.serving.shape_limits import ShapeLimits
@@ -500,7 +500,8 @@ class _Pyfunc:
                 return processor.predict(data, params, self._model.run)
             demand_params(params, how)
             data = data if processor is None else processor.tensors(data)
-            outputs = self._model.run(to_batch(data, self._model.signature, how, self._model.refused_values))
+            batch = to_batch(data, self._model.signature, how, self._model.refused_values)
+            outputs = run_any_rows(self._model.run, batch, how)
         return from_outputs(outputs, data, how)
 
 
@@ -510,13 +511,14 @@ class _Wrapped(_Pyfunc):
 
     def __init__(self, model: CompiledModel, how: Mapping[str, Any], folder: Path, config: Mapping[str, Any]) -> None:
         super().__init__(model)
+        self._how = how
         self._loaded = with_network(load_python_model(folder, config), how, self._run)
 
     def _run(self, batch: Batch) -> Batch:
         """As its network did: with an error for a value that it refused."""
         if (reason := self._model.refused_values.refuse(batch)) is not None:
             raise InputRefusedError(reason)
-        return self._model.run(batch)
+        return run_any_rows(self._model.run, batch, self._how)
 
     @_with_signature
     def predict(self, data: Any, params: Mapping[str, Any] | None = None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,38 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
     batch = {
         name: _coerced(array, known[name], fills.get(name)) if name in known else array for name, array in given.items()
     }
-    if (reason := signature.refuse(batch)) is not None:
+    asked = one_row_for_none(batch) if how.get("no_rows") else None
+    if (reason := signature.refuse(asked or batch)) is not None:
         raise InputRefusedError(reason)
+    if asked is not None:
+        return batch
     _demand_taken(batch, refused, columns if len(signature.inputs) == 1 else None)
     return batch
+
+
+def one_row_for_none(batch: Batch) -> Batch | None:
+    """A row of zeros or empty texts in the place of a batch of none; None for any other batch, also for one that is
+    empty along another axis. Runtimes answer no batch of none, and originals do."""
+    import numpy as np
+
+    if not batch or not all(array.ndim and not len(array) and 0 not in array.shape[1:] for array in batch.values()):
+        return None
+    return {
+        name: np.full((1, *array.shape[1:]), "" if array.dtype == object else 0, array.dtype)
+        for name, array in batch.items()
+    }
+
+
+def run_any_rows(run: Callable[[Batch], Batch], batch: Batch, how: Mapping[str, Any]) -> Batch:
+    """All outputs by name, of no rows too where the original answers these.
+
+    Args:
+        how: The manifest's `answer`, or its `python_model`; with `no_rows` the original answers a batch of none.
+    """
+    asked = one_row_for_none(batch) if how.get("no_rows") else None
+    if asked is None:
+        return run(batch)
+    return {name: array[:0] for name, array in run(asked).items()}
 
 
 def demand_params(params: Mapping[str, Any] | None, how: Mapping[str, Any]) -> None:

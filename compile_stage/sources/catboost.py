@@ -123,7 +123,7 @@ class CatBoostSource(Exporter):
         classes = np.asarray(getattr(model, "classes_", ()))
         labels = classes.astype(object) if classes.dtype.kind == "U" else classes
         answered = labels if labels.size else 0.0
-        return tabular.prediction_format(source, [output], answered, fitted=_names(model))
+        return {**tabular.prediction_format(source, [output], answered, fitted=_names(model)), "no_rows": True}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("catboost", "onnx")

@@ -121,7 +121,11 @@ class PyfuncSource(Exporter):
             "outputs": list(marked.outputs),
             "columns": None,
             "frame_in_frame_out": False,
-            "python_model": {**marked.described, **({"streams": True} if _streams(source) else {})},
+            "python_model": {
+                **marked.described,
+                **({"streams": True} if _streams(source) else {}),
+                **({"no_rows": True} if marked.answers_no_rows() else {}),
+            },
         }
 
     def network_inputs(self, source: SourceModel, columns: Mapping[str, Array]) -> Batch:
@@ -235,6 +239,19 @@ class _Marked:
             "attribute": self.attribute, "parameters": list(self.inputs), "outputs": list(self.outputs), "form": form,
             "keys": keys,
         }  # fmt: skip
+
+    def answers_no_rows(self) -> bool:
+        """Whether the network answers a batch of none, which some of PyTorch's own operators refuse."""
+        import torch
+
+        args = [torch.from_numpy(value[:0].copy()) for value in self.example.args]
+        kwargs = {name: torch.from_numpy(value[:0].copy()) for name, value in self.example.kwargs.items()}
+        try:
+            with torch.no_grad():
+                found = torch.utils._pytree.tree_leaves(self.network(*args, **kwargs))
+        except Exception:  # noqa: BLE001 - whatever a stranger's network raises is its answer
+            return False
+        return all(isinstance(value, torch.Tensor) and value.ndim and not len(value) for value in found)
 
     def predict(self, columns: Mapping[str, Array]) -> Any:
         """The pyfunc's answer to these rows."""

@@ -103,7 +103,8 @@ class StatsmodelsSource(Exporter):
         # What a formula was fitted on is looked for by name; a matrix comes in order.
         columns = _weights(fitted, source)[2] if _formula(fitted) is not None else ()
         # It computes and answers in float64.
-        return {**tabular.prediction_format(source, [tabular.PREDICTION], 0.0, fitted=columns), "kind": "series"}
+        how = tabular.prediction_format(source, [tabular.PREDICTION], 0.0, fitted=columns)
+        return {**how, "kind": "series", "no_rows": True}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("statsmodels", "patsy", "onnx")

@@ -130,7 +130,9 @@ class XGBoostSource(Exporter):
         narrow = output == tabular.LABEL and getattr(model, "objective", None) == "multi:softmax"
         how = tabular.prediction_format(source, [output], np.int32(0) if narrow else None, fitted=fitted)
         compiled = {name: value for name, value in own.items() if name in named}
-        return {**how, "params": compiled} if compiled else how
+        # A booster of several classes answers no rows without the axis of the classes.
+        answers_none = len(_signature(model).outputs[0].shape) == 1
+        return {**how, **({"no_rows": True} if answers_none else {}), **({"params": compiled} if compiled else {})}
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("xgboost", "xgboost-cpu", "onnxmltools", "onnx")

@@ -46,7 +46,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "python": python_version() if compliance.allow_pickle else "",  # a pickle may hold bytecode
     }
     stored = context.cached(
-        "inspect/16",
+        "inspect/17",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),

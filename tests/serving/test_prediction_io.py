@@ -12,7 +12,13 @@ import pandas as pd
 import pytest
 
 from compile_stage.core.tensors import Signature, TensorSpec
-from compile_stage.serving.prediction_io import InputRefusedError, demand_params, from_outputs, to_batch
+from compile_stage.serving.prediction_io import (
+    InputRefusedError,
+    demand_params,
+    from_outputs,
+    run_any_rows,
+    to_batch,
+)
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 3)),),
@@ -216,3 +222,30 @@ def test_a_param_that_is_compiled_in_can_be_sent_with_its_own_value_alone() -> N
     for other in ({"top_k": 5}, {"labels": ["b", "a"]}, {"top_k": 3, "labels": ["a"]}):
         with pytest.raises(InputRefusedError, match="is compiled for"):
             demand_params(other, how)
+
+
+@pytest.mark.parametrize(
+    "given", [np.zeros((0, 2), np.float32), pd.DataFrame({"a": [], "b": []})], ids=["array", "frame"]
+)
+def test_no_rows_are_answered_with_none_where_the_original_does_that(given: Any) -> None:
+    """Broken: a job that scores what came in today fails on a day on which nothing did."""
+    signature = Signature(
+        inputs=(TensorSpec(name="X", dtype="float32", shape=("batch", 2)),),
+        outputs=(TensorSpec(name="y", dtype="float32", shape=("batch",)),),
+    )
+    how = {"kind": "array", "outputs": ["y"], "columns": ["a", "b"], "dtype": "float64"}
+    with pytest.raises(InputRefusedError, match="is empty"):
+        to_batch(given, signature, how)
+    seen: list[Any] = []
+
+    def run(batch: Any) -> Any:
+        seen.append(batch["X"])
+        return {"y": batch["X"].sum(axis=1)}
+
+    how = {**how, "no_rows": True}
+    batch = to_batch(given, signature, how)
+    answer = from_outputs(run_any_rows(run, batch, how), given, how)
+    assert (answer.shape, answer.dtype, seen[0].shape) == ((0,), np.float64, (1, 2))
+    assert len(run_any_rows(run, {"X": np.ones((3, 2), np.float32)}, how)["y"]) == 3
+    with pytest.raises(InputRefusedError, match="does not fit"):
+        to_batch(np.zeros((0, 3), np.float32), signature, {**how, "columns": None})

@@ -18,7 +18,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 from compile_stage.core import plugins
 from compile_stage.core.records import Compliance, SourceModel, Target
-from compile_stage.serving.prediction_io import from_outputs, to_batch
+from compile_stage.serving.prediction_io import from_outputs, run_any_rows, to_batch
 
 from .conftest import Proof, run_onnx, source_of
 
@@ -61,6 +61,14 @@ def prove_answer(source: SourceModel, rows: Any) -> None:
         np.testing.assert_allclose(found, answer, rtol=1e-5)
     else:
         np.testing.assert_array_equal(found, answer)
+    if not how.get("no_rows"):
+        return
+    none = mlflow.pyfunc.load_model(source.path).predict(rows[:0])
+    with exporter.open(source, Target(name="cpu")) as session:
+        of_none = run_any_rows(session.run, {"X": rows[:0]}, how)[how["outputs"][0]]
+    of_none = of_none.astype(object) if of_none.dtype.kind == "U" else of_none
+    ours = from_outputs({how["outputs"][0]: of_none}, rows[:0], how)
+    assert (ours.shape, ours.dtype) == (none.shape, none.dtype)
 
 
 XGBOOST = (

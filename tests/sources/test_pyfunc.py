@@ -17,7 +17,7 @@ from compile_stage.core.provenance import _code_in
 from compile_stage.core.records import Compliance, SourceModel, Target
 from compile_stage.core.records.model import Origin
 from compile_stage.serving.python_model import CompiledNetwork
-from compile_stage.sources.pyfunc import PyfuncSource
+from compile_stage.sources.pyfunc import PyfuncSource, _Marked
 
 from .conftest import source_of
 
@@ -124,6 +124,20 @@ def test_two_marks_and_a_mark_on_what_is_no_network_are_refused(tmp_path: Path) 
         pyfunc.compiled(torch.nn.Linear(4, 3), example="text")
     with pytest.raises(TypeError, match="the example is empty"):
         pyfunc.compiled(torch.nn.Linear(4, 3), example=())
+
+
+@pytest.mark.parametrize("flattens", [False, True])
+def test_the_network_is_asked_whether_it_answers_no_rows(flattens: bool) -> None:
+    """Broken: a published predict() of no rows raises where the original answers none, or answers where it raises."""
+
+    class Net(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.view(x.shape[0], -1) if flattens else x)
+
+    marked = object.__new__(_Marked)
+    marked.network = Net(4, 2)
+    marked.example = pyfunc.example_of(pyfunc.compiled(marked.network, example=X))
+    assert marked.answers_no_rows() is not flattens
 
 
 def test_the_stand_in_is_called_and_answers_as_the_network_did() -> None:

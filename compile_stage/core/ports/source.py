@@ -89,6 +89,7 @@ class Exporter(Plugin, Protocol):
          "frame_in_frame_out": bool,               a DataFrame is answered with a DataFrame
          "fills": {"city": {"NaN": "Rome"}},       only where missing texts are filled in: column, kind of missing text
                                                    (`serving.prediction_io.missing_kind`), and the text in its place
+         "no_rows": True,                          only where predict() of no rows answers with none
          "params": {"output_margin": False}}       params of predict() that the model's own code takes, each with the
                                                   one value that is compiled; none where this is missing
         """
