@@ -430,7 +430,8 @@ IN_A_FILE = {
     "empty list": (
         "targets: {t: {batch_sizes: []}}",
         "p.yaml:4:28: targets.t.batch_sizes: is empty; at least one entry: Each is validated and measured; selection "
-        "looks at the first. More rows are served in parts of the largest: name what users send",
+        "looks at the first, or as `select.prefer` says. More rows are served in parts of the largest: "
+        "name what users send",
     ),
     "data file that isn't there": (
         TARGET + "data: {validation: {source: 'file:/none/val.npz'}}",
