@@ -46,6 +46,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("MLFLOW_REGISTRY_URI", None)  # fixtures of a module or a session would register models there
 
 
 def _is_valid_syntax(term: str, value: str) -> bool:
