@@ -109,7 +109,7 @@ def winner_elsewhere(result: RunResult, target: TargetResult) -> str:
         return ""
     sentence = f"The winner, {won.backend} {won.scheme}, is none of these steps."
     rejected = {row.what for row in rows if row.outcome == "rejected"}
-    settings = won.candidate.job.tuning_options if won.candidate is not None else ()
+    settings = won.scheme.split("+")[1:]  # a result that is read again names them nowhere else
     if again := [name for name in settings if name in rejected]:
         names = " and ".join(again)
         sentence += f" {names} was rejected here, tried on another candidate, and tried again in the final measurement."
