@@ -195,10 +195,10 @@ def _said(code: int | None) -> str:
 def _fix(code: int | None, place: str) -> str:
     """What to do about a folder or file that can't be written; of one in another user's cache, that users share what is
     behind their caches."""
-    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
-
     if place == STANDARD_OUTPUT:
         return _FIX_OF_OUTPUT
+    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
+
     root = cache_root()
     if code not in (errno.EACCES, errno.EPERM) or not Path(place).is_relative_to(root):
         return _FIX

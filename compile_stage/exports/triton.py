@@ -18,6 +18,7 @@ from compile_stage.exports.folder import BUNDLE, Written, common_differences, co
 from compile_stage.exports.options import ExportOptions
 from compile_stage.exports.triton_config import PYTHON, Choice, choose, configure, pays
 from compile_stage.exports.version import Version, plain_name
+from compile_stage.report.numbers import count
 from compile_stage.serving.manifest import refused_values_of
 from compile_stage.serving.refused_values import RefusedValues
 from compile_stage.serving.shape_limits import ShapeLimits
@@ -97,9 +98,8 @@ def _differences(version: Version, choice: Choice, config: dict[str, Any]) -> li
         said.append("Threads spin between calls: config.pbtxt can't switch that off, and it was proven without.")
     if choice.backend == "openvino" and config["max_batch_size"]:
         said.append(f"OpenVINO's backend runs each request as a batch of {config['max_batch_size']}, filled up.")
-    threads = version.manifest.get("threads", 1)
-    with_threads = f"{threads} thread{'' if threads == 1 else 's'}"
-    said.append(f"One instance with {with_threads}, as it was measured; several instances were not.")
+    threads = count(version.manifest.get("threads", 1), "thread")
+    said.append(f"One instance with {threads}, as it was measured; several instances were not.")
     return said
 
 

@@ -41,13 +41,13 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 @dataclass(frozen=True)
 class Restored:
-    """A value that one of `extends` took over from a file that an earlier one had replaced it of.
+    """A value of a base that two files of one `extends` share, which so replaces what the earlier of the two says.
 
     Attributes:
         named: Where `extends` names the later one.
         by: That file.
-        was: The earlier one's value.
-        now: The value of the file that both extend.
+        was: What the earlier one says.
+        now: What the base says.
     """
 
     named: Place
@@ -67,7 +67,7 @@ class Layers:
         names: Every file that had a say, in layer order.
         cut: Paths of values that were wrong and are left out, so that the rest can be checked.
         incomplete: A file could not be read at all.
-        restored: What a file that two of one `extends` extend says again over the earlier one.
+        restored: Values of shared bases that replaced what an earlier file of `extends` says.
     """
 
     files: Node
@@ -111,7 +111,7 @@ def read_layers(path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLi
 
 
 def restored_values(layers: Layers) -> Iterator[Problem]:
-    """A warning for each value that stands although one of `extends` had replaced it."""
+    """A warning for each value of a shared base that is still in force."""
     for one in layers.restored:
         stands = layers.files.get(*one.path)
         if stands is None or stands.place != one.now.place:
@@ -253,7 +253,7 @@ class _FileReader:
 
 
 def _restored(named: Place, by: str, before: Node, after: Node, below: set[str]) -> Iterator[Restored]:
-    """What one of `extends` brings back.
+    """Values of shared bases that one of `extends` lays over what the earlier ones say.
 
     Args:
         before, after: The values without it and with it.

@@ -61,7 +61,7 @@ def _sections(result: RunResult) -> Iterator[list[str]]:
             yield ["<details><summary>" + title + "</summary>", "", *rows_of, "", "</details>"]
     for target in result.targets:
         if rows := option_tuning_rows(result, target):
-            yield _option_tuning(target, rows, winner_elsewhere(result, target))
+            yield _option_tuning(target, rows, winner_elsewhere(result, target, rows))
     for target in result.targets:
         if found := profiles.views(target):
             title = f"Hot operators of {_cell(target.policy.target.name)}"

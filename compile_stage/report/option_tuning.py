@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compile_stage.core.records import CandidateState, Check, JsonMap, RunResult, StepKind, TargetResult, record
 from compile_stage.report import numbers, summary
 
@@ -94,16 +96,18 @@ def option_tuning_line(result: RunResult, target: TargetResult) -> str:
     parts = [steps or "nothing was accepted"]
     if rejected := sum(row.outcome == "rejected" for row in rows if row.kind in ("memory", "tuning")):
         parts.append(f"{numbers.count(rejected, 'option')} rejected")
-    if winner_elsewhere(result, target):
+    if winner_elsewhere(result, target, rows):
         parts.append("the winner is none of these")
     return f"option tuning: {'; '.join(parts)}" if rows else ""
 
 
-def winner_elsewhere(result: RunResult, target: TargetResult) -> str:
+def winner_elsewhere(result: RunResult, target: TargetResult, rows: Sequence[OptionTuningRow]) -> str:
     """Where the winner is none of the accepted steps, a sentence that names it, and says which of its settings a step
     rejected on the base candidate. Empty where it is one of them, where there is none, and without option tuning.
+
+    Args:
+        rows: The steps (`option_tuning_rows`).
     """
-    rows = option_tuning_rows(result, target)
     won = next((row for row in summary.rows(result, target) if row.job_id == target.selection.winner), None)
     if not rows or won is None or any(row.state == "won" for row in rows if row.accepted):
         return ""
@@ -111,6 +115,6 @@ def winner_elsewhere(result: RunResult, target: TargetResult) -> str:
     rejected = {row.what for row in rows if row.outcome == "rejected"}
     settings = won.scheme.split("+")[1:]  # a result that is read again names them nowhere else
     if again := [name for name in settings if name in rejected]:
-        names = " and ".join(again)
-        sentence += f" {names} was rejected here, tried on another candidate, and tried again in the final measurement."
+        were = f"{' and '.join(again)} {'was' if len(again) == 1 else 'were'}"
+        sentence += f" {were} rejected here, tried on another candidate, and tried again in the final measurement."
     return sentence

@@ -64,6 +64,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
     winner = target.winner
     medians = {row.job_id: summary.median_s(row.timing) for row in rows}
     timings = _timings(result, rows, baseline)
+    steps = option_tuning_rows(result, target)
     laid_out = {
         "index": index,
         "anchor": f"target-{index + 1}",
@@ -97,8 +98,8 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "time": numbers.seconds_column(medians.values()),
         "bytes": numbers.bytes_column(row.size_bytes for row in rows),
         "pruned": [(f"{row.backend} {row.scheme}", row.reason) for row in rows if _is_pruned(row)],
-        "option_tuning": option_tuning_rows(result, target),
-        "winner_elsewhere": winner_elsewhere(result, target),
+        "option_tuning": steps,
+        "winner_elsewhere": winner_elsewhere(result, target, steps),
         "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
         "timings": timings,
         "speedups": Markup("") if target.contradiction else _speedups(rows),

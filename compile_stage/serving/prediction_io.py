@@ -62,8 +62,6 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
     asked = one_row_for_none(batch) if how.get("no_rows") else None
     if (reason := signature.refuse(asked or batch)) is not None:
         raise InputRefusedError(reason)
-    if asked is not None:
-        return batch
     _demand_taken(batch, refused, columns if len(signature.inputs) == 1 else None)
     return batch
 
@@ -71,10 +69,10 @@ def to_batch(data: Any, signature: Signature, how: Mapping[str, Any], refused: R
 def one_row_for_none(batch: Batch) -> Batch | None:
     """A row of zeros or empty texts in the place of a batch of none; None for any other batch, also for one that is
     empty along another axis. Runtimes answer no batch of none, and originals do."""
-    import numpy as np
-
     if not batch or not all(array.ndim and not len(array) and 0 not in array.shape[1:] for array in batch.values()):
         return None
+    import numpy as np
+
     return {
         name: np.full((1, *array.shape[1:]), "" if array.dtype == object else 0, array.dtype)
         for name, array in batch.items()

@@ -103,8 +103,6 @@ def proven_taken(verdict: Verdict | None) -> dict[str, Any] | None:
 
 def _outside(array: Array, least: int | None, most: int | None) -> int | None:
     """A number outside of the range, or None."""
-    if not array.size:
-        return None
     if least is not None and (low := int(array.min())) < least:
         return low
     if most is not None and (high := int(array.max())) > most:
