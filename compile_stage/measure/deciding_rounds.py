@@ -1,4 +1,4 @@
-"""The rounds of one batch size as they were played: which of them decide, and what a participant's turns show."""
+"""The rounds of one batch size as they were measured: which of them decide, and what a participant's turns show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Round: TypeAlias = dict[str, Turn]
 
 
 @dataclass
-class Played:
+class MeasuredRounds:
     """The rounds of one batch size, in order, so that who left them early was in the first of any of them.
 
     Attributes:
@@ -33,7 +33,7 @@ class Played:
     @property
     def clean(self) -> list[Round]:
         """The undisturbed rounds."""
-        return [played for played, quiet in zip(self.rounds, self.quiet, strict=True) if quiet]
+        return [turns for turns, quiet in zip(self.rounds, self.quiet, strict=True) if quiet]
 
     @property
     def disturbed(self) -> int:
@@ -51,10 +51,10 @@ class Played:
         return len(self.rounds) - len(self.deciding)
 
 
-def first_look(played: Played, *, late: bool) -> list[Round]:
+def first_look(measured: MeasuredRounds, *, late: bool) -> list[Round]:
     """The rounds that say who is far slower: a first pair of undisturbed ones, else a few of any kind; empty while
     there are too few."""
-    clean, rounds = played.clean, played.rounds
+    clean, rounds = measured.clean, measured.rounds
     if len(clean) == FIRST_LOOK:
         return clean
     return rounds if len(rounds) == timing.MIN_ROUNDS or (late and len(rounds) >= FIRST_LOOK) else []

@@ -38,8 +38,8 @@ class OtherSamples:
 
 
 @record
-class Beyond:
-    """What was asked of the original, and its answers.
+class ExtraCalls:
+    """What was asked of the original beyond the validation samples, and its answers.
 
     Attributes:
         calls: `{"check", "rows"}` each (`measure.behaviour`).
@@ -58,27 +58,27 @@ class Beyond:
     taken: taken_values.TakenAnswers
     mixed: str = ""
 
-    def below(self, root: Path) -> Beyond:
+    def below(self, root: Path) -> ExtraCalls:
         """With paths relative to `root`."""
         return self._moved(lambda path: Path(path).relative_to(root).as_posix())
 
-    def above(self, root: Path) -> Beyond:
+    def above(self, root: Path) -> ExtraCalls:
         """With paths that were relative to `root`."""
         return self._moved(lambda path: str(root / path))
 
-    def _moved(self, move: Any) -> Beyond:
+    def _moved(self, move: Any) -> ExtraCalls:
         def files(outputs: Mapping[str, str]) -> dict[str, str]:
             return {name: move(path) for name, path in outputs.items()}
 
         answers = [outputs and files(outputs) for outputs in self.answers["answers"]]
         return replace(self._with(lambda answered: answered.moved(move)), answers={**self.answers, "answers": answers})
 
-    def rounded(self, like: SampleSet) -> Beyond:
+    def rounded(self, like: SampleSet) -> ExtraCalls:
         """With samples in the types of `like`, which artifacts take, where the original was asked in wider ones."""
         found = self._with(lambda answered: answered.rounded(like))
         return replace(found, taken=taken_values.with_rounded_rules(found.taken, like))
 
-    def _with(self, change: Callable[[AnsweredSamples], AnsweredSamples]) -> Beyond:
+    def _with(self, change: Callable[[AnsweredSamples], AnsweredSamples]) -> ExtraCalls:
         """With all samples changed so."""
 
         def changed(answered: AnsweredSamples | None) -> AnsweredSamples | None:
@@ -100,7 +100,7 @@ def ask_original(
     target: Target,
     outputs: Mapping[str, str],
     into: Path,
-) -> Beyond:
+) -> ExtraCalls:
     """Make the calls with the original, which the worker has open, and have it answer other samples.
 
     Args:
@@ -116,7 +116,7 @@ def ask_original(
     taken = taken_values.TakenAnswers(rules=None, notes=(f"not asked: the original runs on {target.device}",))
     if target.device == "cpu":
         taken = taken_values.ask_original(worker, source, samples, min(batch_sizes), into)
-    return Beyond(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing, taken=taken)
+    return ExtraCalls(calls=tuple(calls), answers=answers, kinds=tuple(kinds), missing=of_missing, taken=taken)
 
 
 def _other_samples(
@@ -145,29 +145,29 @@ def _other_samples(
 
 
 def check_calls(
-    worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, seed: int
+    worker: Worker, job: Job, gates: Sequence[Gate], extra: ExtraCalls, samples: SampleSet, seed: int
 ) -> list[Check]:
     """How the artifact, which the worker has open, behaves from call to call, with missing numbers and with values
     that the samples don't have, beside the original."""
     suited = elementwise_gates(gates, has_labels=samples.has_labels, few_rows=True)
     with temporary_folder("calls") as folder:
-        parts = parts_of(beyond.calls, job.target.batch_sizes)
+        parts = parts_of(extra.calls, job.target.batch_sizes)
         answers = worker.call("make_calls", samples=samples, calls=parts, into=folder)
-        checks = judge_calls(suited, beyond.calls, answers, beyond.answers, seed, beyond.mixed)
+        checks = judge_calls(suited, extra.calls, answers, extra.answers, seed, extra.mixed)
     return [
         *checks,
-        missing_numbers.check_missing(worker, suited, beyond.missing, seed),
-        taken_values.check_taken(worker, suited, beyond.taken, seed),
+        missing_numbers.check_missing(worker, suited, extra.missing, seed),
+        taken_values.check_taken(worker, suited, extra.taken, seed),
     ]
 
 
 def check_other_samples(
-    worker: Worker, job: Job, gates: Sequence[Gate], beyond: Beyond, samples: SampleSet, data: Data
+    worker: Worker, job: Job, gates: Sequence[Gate], extra: ExtraCalls, samples: SampleSet, data: Data
 ) -> Iterator[Check]:
     """One check for each kind."""
     if data.robustness is None:
         return
-    for other in beyond.kinds:
+    for other in extra.kinds:
         rows, theirs = list(other.rows), other.answered
         with temporary_folder("robustness") as folder:
             written = try_predict(worker, theirs.samples, theirs.batch_size, folder)

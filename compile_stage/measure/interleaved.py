@@ -35,7 +35,7 @@ from compile_stage.core.records import (
     record,
 )
 from compile_stage.measure import disturbance, speedups, timing
-from compile_stage.measure.deciding_rounds import Played, Round, first_look, timing_of, with_ratio
+from compile_stage.measure.deciding_rounds import MeasuredRounds, Round, first_look, timing_of, with_ratio
 from compile_stage.measure.drafts import Drafts
 from compile_stage.measure.leaving import leaving, one_process
 from compile_stage.measure.one_thread import may_be_held_up, time_on_one_thread
@@ -202,28 +202,28 @@ class Interleaved:
         """
         for name in list(self._runners):
             self._guarded(name, partial(Participant.warm_up, samples=self._samples, batch_size=wanted.batch_size))
-        folder = Path(tempfile.mkdtemp(dir=self._folder))  # rounds may be played again
+        folder = Path(tempfile.mkdtemp(dir=self._folder))  # rounds may be measured again
         answers = AnswerLog(folder, self._samples.count, wanted.batch_size)
-        played, self._left = Played(), {}
+        measured, self._left = MeasuredRounds(), {}
         pace = Pace(wanted.seconds, time.monotonic(), wanted.min_calls, wanted.overtime)
         while BASELINE in self._runners:
             last, quiet = self._round(
-                len(played.rounds), wanted, answers, longest_s=pace.longest_turn_s(len(played.rounds))
+                len(measured.rounds), wanted, answers, longest_s=pace.longest_turn_s(len(measured.rounds))
             )
             now_s = time.monotonic()
-            if self._shorten(pace, last, len(played.rounds) + 1, now_s):
-                played = Played()
+            if self._shorten(pace, last, len(measured.rounds) + 1, now_s):
+                measured = MeasuredRounds()
                 continue
-            played.rounds.append(last)
-            played.quiet.append(quiet)
-            late = self._is_over(pace, played, now_s, wanted.seed)
-            if leads is not None and (first := first_look(played, late=late)):
+            measured.rounds.append(last)
+            measured.quiet.append(quiet)
+            late = self._is_over(pace, measured, now_s, wanted.seed)
+            if leads is not None and (first := first_look(measured, late=late)):
                 here = [name for name in leads if name in self._runners]
                 self._drop_far_slower(first, here, wanted)
                 leads = None
                 late = late or wanted.first_look
             if wanted.may_leave:
-                self._let_go(played, wanted)
+                self._let_go(measured, wanted)
             known = partial(
                 timing.enough,
                 baseline=BASELINE,
@@ -233,51 +233,51 @@ class Interleaved:
                 differ=wanted.differ,
                 rough=now_s - pace.began_s >= wanted.rough_s,
             )
-            if (late or known(self._by_name(played.clean))) and not self._in_doubt(played):
+            if (late or known(self._by_name(measured.clean))) and not self._in_doubt(measured):
                 break
-            message = f"batch {wanted.batch_size}, round {len(played.rounds)}"
-            self._progress(f"{message}, {played.disturbed} disturbed" if played.disturbed else message)
+            message = f"batch {wanted.batch_size}, round {len(measured.rounds)}"
+            self._progress(f"{message}, {measured.disturbed} disturbed" if measured.disturbed else message)
         self.overtime_s += pace.overtime_s(time.monotonic())
-        if self._refuse_turns(played.deciding, answers) and len(self._runners) > 1:
+        if self._refuse_turns(measured.deciding, answers) and len(self._runners) > 1:
             # What others showed beside one that kept the cores busy is no measurement of theirs.
             self._progress(f"batch {wanted.batch_size} is measured again, without who disturbed it")
             self.run(wanted)
             return
-        if may_be_held_up(self._target, self._turns(played.deciding)[BASELINE]):
+        if may_be_held_up(self._target, self._turns(measured.deciding)[BASELINE]):
             self._in_doubt_s[wanted.batch_size] = _ONE_THREAD_SHARE * wanted.seconds
         for name, runner in self._runners.items():
-            summary = self._summary(name, self._turns(played.deciding), wanted)
-            runner.timings.append(replace(summary, disturbed=played.dropped))
+            summary = self._summary(name, self._turns(measured.deciding), wanted)
+            runner.timings.append(replace(summary, disturbed=measured.dropped))
             if (leader := self._left.get(name)) is not None:
                 note = (
-                    f"at batch {wanted.batch_size} it was measured in {summary.rounds} of {len(played.deciding)} "
+                    f"at batch {wanted.batch_size} it was measured in {summary.rounds} of {len(measured.deciding)} "
                     f"rounds, since it is slower than {leader} beyond doubt and no gate is open"
                 )
                 self._notes[name] = (*self._notes.get(name, ()), note)
 
-    def _is_over(self, pace: Pace, played: Played, now_s: float, seed: int) -> bool:
-        known = lambda: timing.roughly_known(self._by_name(played.deciding), BASELINE, seed=seed)  # noqa: E731
-        return pace.is_over(len(played.rounds), now_s, known)
+    def _is_over(self, pace: Pace, measured: MeasuredRounds, now_s: float, seed: int) -> bool:
+        known = lambda: timing.roughly_known(self._by_name(measured.deciding), BASELINE, seed=seed)  # noqa: E731
+        return pace.is_over(len(measured.rounds), now_s, known)
 
-    def _in_doubt(self, played: Played) -> bool:
+    def _in_doubt(self, measured: MeasuredRounds) -> bool:
         """Whether somebody would be refused for its clock by few turns. Of two, one that the machine delayed is
         enough for that; of six their median is not moved by it."""
-        if len(played.rounds) >= timing.MIN_ROUNDS:
+        if len(measured.rounds) >= timing.MIN_ROUNDS:
             return False
-        turns = self._turns(played.deciding)
+        turns = self._turns(measured.deciding)
         return any(refuse_clock(own, turns[BASELINE]) for name, own in turns.items() if name != BASELINE)
 
-    def _let_go(self, played: Played, wanted: Rounds) -> None:
+    def _let_go(self, measured: MeasuredRounds, wanted: Rounds) -> None:
         """Whoever is slower than the leader beyond doubt, and of whose gates none is open, leaves the rounds of this
         batch size. Looked at after each whole pair of rounds, like what ends them."""
-        holds, rounds, number = self._request.holds, played.deciding, len(played.rounds)
+        holds, rounds, number = self._request.holds, measured.deciding, len(measured.rounds)
         if holds is None or len(rounds) < timing.MIN_ROUNDS or number % 2:
             return
         here = {name: turns for name, turns in self._by_name(rounds).items() if name != BASELINE}
         hold = lambda name: holds(name, self._so_far(name, rounds, wanted))  # noqa: E731
         others = len(self._runners) - 1
         for name, leader in leaving(here, hold, candidates=others, seed=wanted.seed).items():
-            played.all_count = played.all_count or rounds is played.rounds
+            measured.all_count = measured.all_count or rounds is measured.rounds
             self._left[name] = leader
             self._progress(f"{name} left the rounds of batch {wanted.batch_size} after {number}: it is behind {leader}")
 
@@ -294,8 +294,8 @@ class Interleaved:
 
     def _shorten(self, pace: Pace, last: Round, rounds: int, now_s: float) -> bool:
         """Shorter turns from now on, where enough rounds would not fit otherwise; those before don't count then."""
-        played = {name: turn for name, turn in last.items() if name in self._runners}
-        shorter = pace.shorter_turns({name: self._runners[name].calls for name in played}, played, rounds, now_s)
+        turns = {name: turn for name, turn in last.items() if name in self._runners}
+        shorter = pace.shorter_turns({name: self._runners[name].calls for name in turns}, turns, rounds, now_s)
         for name, calls in shorter.items():
             self._runners[name].shorten(calls)
             self.shares[name] = self._runners[name].share
@@ -345,7 +345,7 @@ class Interleaved:
 
     def _round(self, number: int, wanted: Rounds, answers: AnswerLog, longest_s: float) -> tuple[Round, bool]:
         """One turn for each, of `longest_s` at most, and whether other processes left us the cores meanwhile."""
-        before, played = self._usage(), {}
+        before, turns = self._usage(), {}
         names = tuple(name for name in self._runners if name not in self._left)
         checked_seed, folder = answers.begin_round() if self._proof is not None else (None, None)
         prepare = partial(
@@ -365,16 +365,16 @@ class Interleaved:
             rest = partial(Participant.rest, into=folder / str(place) if folder is not None else None)
             if (turn := self._rest_beside(name, rest, order[place + 1 : place + 2], prepare)) is not None:
                 ended_s = time.monotonic()
-                played[name] = replace(turn, took_s=ended_s - began_s, beside_s=beside)
+                turns[name] = replace(turn, took_s=ended_s - began_s, beside_s=beside)
                 began_s = ended_s
         after = self._usage()
         foreign = disturbance.foreign_cores(before, after)
-        played = {name: replace(turn, foreign_cores=foreign) for name, turn in played.items()}
+        turns = {name: replace(turn, foreign_cores=foreign) for name, turn in turns.items()}
         if checked_seed is not None and folder is not None:
-            answers.end_round(checked_seed, folder, played)
-        if len(played) == len(names):  # what a process has used is not counted any more when it has ended
+            answers.end_round(checked_seed, folder, turns)
+        if len(turns) == len(names):  # what a process has used is not counted any more when it has ended
             self._load.add(before, after)
-        return played, not disturbance.disturbed(before, after, self._threads, self._cores)
+        return turns, not disturbance.disturbed(before, after, self._threads, self._cores)
 
     def _rest_beside(
         self, name: str, rest: Callable[[Participant], Turn], following: Sequence[str], prepare: Callable[..., None]
@@ -396,7 +396,7 @@ class Interleaved:
 
     def _turns(self, rounds: Sequence[Round]) -> dict[str, list[Turn]]:
         """Of each participant; of one that left early those of the first rounds."""
-        return {name: [played[name] for played in rounds if name in played] for name in self._runners}
+        return {name: [turns[name] for turns in rounds if name in turns] for name in self._runners}
 
     def _by_name(self, rounds: Sequence[Round]) -> dict[str, list[list[float]]]:
         """Of those that are still in the rounds."""

@@ -17,7 +17,7 @@ from compile_stage.measure.participant import Turn
 from compile_stage.measure.timing import LONGEST_TURN_S, MIN_ROUNDS, TURN_S
 
 PAIR = 2
-"""Rounds that are always played: of one alone the interval is 0 to infinity."""
+"""Rounds that are always measured: of one alone the interval is 0 to infinity."""
 
 WANTED = 2 * MIN_ROUNDS
 """Rounds that should fit into the time. Where they don't, turns are shortened."""
@@ -80,13 +80,13 @@ class Pace:
     ) -> dict[str, int]:
         """Calls of a turn of each participant, where the turns must become shorter; empty where they stay.
 
-        All turns of a participant must have as many calls (`timing.calls_of_a_turn`), so the rounds that were played
+        All turns of a participant must have as many calls (`timing.calls_of_a_turn`), so the rounds that were measured
         with longer ones don't count; that is why this is only done early, twice at most, and where it gains a third.
 
         Args:
             calls: Of each participant's turns as they are now.
             last: The turns of the last round.
-            rounds: That were played.
+            rounds: That were measured.
         """
         around_s = sum(turn.took_s - sum(turn.latency_s) for turn in last.values())
         round_s = around_s + sum(min(calls[name] * _latency_s(turn), LONGEST_TURN_S) for name, turn in last.items())

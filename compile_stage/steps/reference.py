@@ -22,7 +22,7 @@ from compile_stage.core.ports import Worker
 from compile_stage.core.records import Data, PortableModel, SampleSet, SourceModel, Target
 from compile_stage.core.sample_files import GIVEN, as_given
 from compile_stage.measure.behaviour import calls_to_compare, mixed_rows, not_repeated
-from compile_stage.measure.extra_calls import Beyond, ask_original
+from compile_stage.measure.extra_calls import ExtraCalls, ask_original
 from compile_stage.measure.reference import Reference
 
 _LONG_S = 10.0  # for the original to answer all samples; two more calls in the largest batch would take seconds
@@ -88,9 +88,9 @@ def reference(
             "mixed_rows": "",
         }
         if samples.real and min(samples.independent, distinct) >= data.min_samples:
-            beyond = ask_original(worker, source, asked, data, target, outputs, into)
-            beyond = replace(beyond, mixed=_mixed_rows(worker, exported, samples, max(map(_rows_of, calls))))
-            kept = beyond if asked is samples else beyond.rounded(samples)
+            extra = ask_original(worker, source, asked, data, target, outputs, into)
+            extra = replace(extra, mixed=_mixed_rows(worker, exported, samples, max(map(_rows_of, calls))))
+            kept = extra if asked is samples else extra.rounded(samples)
             if not not_repeated(kept.answers):
                 made["mixed_rows"] = mixed_rows(kept.calls, kept.answers, open_outputs(outputs))
             made["beyond"] = kept.below(into)
@@ -161,7 +161,7 @@ def _predicted(worker: Worker, samples: SampleSet, batch_size: int, into: Path) 
 
 def _placed(stored: Cached, batch_size: int) -> Reference:
     """The reference with the paths of its files in the cache."""
-    here, beyond, rounded = Path(stored.path), stored.value["beyond"], stored.value["rounded"]
+    here, extra, rounded = Path(stored.path), stored.value["beyond"], stored.value["rounded"]
     return Reference(
         outputs=_above(stored.value["outputs"], here),
         rounded=_above(rounded, here) if rounded is not None else None,
@@ -172,7 +172,7 @@ def _placed(stored: Cached, batch_size: int) -> Reference:
         batch_size=batch_size,
         sample_s=stored.value["sample_s"],
         distinct=stored.value["distinct"],
-        beyond=revive(Beyond, beyond).above(here) if beyond is not None else None,
+        extra=revive(ExtraCalls, extra).above(here) if extra is not None else None,
         mixed_rows=stored.value["mixed_rows"],
     )
 

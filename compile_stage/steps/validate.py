@@ -126,8 +126,8 @@ def _beside_chance(checks: tuple[Check, ...], validation: ValidationSet) -> tupl
     from compile_stage.measure.behaviour import not_repeated
     from compile_stage.measure.original_cause import blame_original
 
-    beyond, cause, same_mates = validation.reference.beyond, "", 0
-    if beyond is not None and (what := not_repeated(beyond.answers)):
+    extra, cause, same_mates = validation.reference.extra, "", 0
+    if extra is not None and (what := not_repeated(extra.answers)):
         cause = f"it does not repeat its answers ({what}): log a model without chance or state in it"
     elif what := validation.reference.mixed_rows:
         same_mates = size = validation.reference.batch_size  # the artifact had the same batches there
@@ -151,19 +151,19 @@ def _beyond(
     not looked at where a check was not run already, which keeps the verdict from a pass whatever these say."""
     from compile_stage.measure.gates import that_held
 
-    samples, data, beyond = validation.samples, validation.data, validation.reference.beyond
+    samples, data, extra = validation.samples, validation.data, validation.reference.extra
     unproven = next((c for c in checks if c.outcome is Outcome.NOT_RUN), None)
     if unproven is not None:
         yield from not_looked_at(f"{unproven.gate.metric} was not run: {unproven.reason}", data)
         return
-    if beyond is None:
+    if extra is None:
         yield from not_looked_at("the original was not asked either, since the samples prove nothing", data)
         return
     # What is waived has said so: here a gate shows what is wrong with other calls and other samples alone.
     sound = that_held(gates, checks)
-    for check in check_calls(worker, job, sound, beyond, samples, data.seed):
+    for check in check_calls(worker, job, sound, extra, samples, data.seed):
         yield _or_rounding(check, validation.reference.rounding)
-    for check in check_other_samples(worker, job, sound, beyond, samples, data):
+    for check in check_other_samples(worker, job, sound, extra, samples, data):
         yield _or_rounding(check, validation.reference.rounding)
 
 
@@ -193,7 +193,7 @@ def _key(context: Context, job: Job, artifact: Artifact, validation: ValidationS
         "reference": validation.reference.digest,
         # Whose predict() is compared as a whole: another one around the same network has the same reference.
         "original": _predict_of(validation.original),
-        "mixed": validation.reference.beyond.mixed if validation.reference.beyond is not None else "",
+        "mixed": validation.reference.extra.mixed if validation.reference.extra is not None else "",
         "samples": validation.samples.digest,
         "gates": gates,
         "target": job.target,

@@ -64,7 +64,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Me
         batch_size=1,
         sample_s=SAMPLE_S,
         distinct=1,
-        beyond=None,
+        extra=None,
     )
     inputs: Any = SimpleNamespace(source=factories.source(), validation=SAMPLES, reference=reference)
     run = TargetRun(run_context(tmp_path), plan=None, policy=POLICY, inputs=inputs)  # type: ignore[arg-type]

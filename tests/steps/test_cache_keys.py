@@ -43,7 +43,7 @@ MODEL = PortableModel(
     path="", digest="sha256:g", form="onnx", opset=17, precision="fp32", kept={}, signature=SIGNATURE, made_from=""
 )
 REFERENCE = Reference(
-    outputs={}, corners=(), digest="sha256:r", batch_size=1, sample_s=0.01, path="", distinct=64, beyond=None
+    outputs={}, corners=(), digest="sha256:r", batch_size=1, sample_s=0.01, path="", distinct=64, extra=None
 )
 STATIC = replace(job("int8"), scheme=replace(job("int8").scheme, calibrates=True))
 LOWERED = job("int8", native=False)
