@@ -377,13 +377,13 @@ def demand(found: Mapping[str, Any], order: Order, bound: float) -> tuple[str, .
     if found["share"] < found["share_if_fixed"] and free:
         lost.append(
             f"{found['free_shapes']} nodes have free shapes, which come from the input {', '.join(free)}; with fixed "
-            f"ones its share would be {found['share_if_fixed']:.0%}"
+            f"ones its share would be {100 * found['share_if_fixed']:.0f} %"
         )
-    said = f"{name} would take an estimated {found['taken']} of {found['nodes']} nodes ({found['share']:.0%})"
+    said = f"{name} would take an estimated {found['taken']} of {found['nodes']} nodes ({100 * found['share']:.0f} %)"
     why = "; ".join(lost)
     if found["taken"] < bound * found["nodes"]:
         raise NothingCompiledError(
-            f"{said}, and min_nodes_share asks for {bound:.0%}{f': {why}' if why else ''}",
+            f"{said}, and min_nodes_share asks for {100 * bound:.0f} %{f': {why}' if why else ''}",
             fix="allow a smaller min_nodes_share, ask for one batch size and fixed shapes, or name another provider",
         )
     parts = f"{found['partitions']} part{'' if found['partitions'] == 1 else 's'}"

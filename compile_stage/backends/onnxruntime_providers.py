@@ -348,8 +348,8 @@ def demand(provider: Provider, places: Mapping[str, int] | None, bound: float) -
         raise NothingCompiledError(f"nodes were given to {', '.join(sorted(foreign))}, which nobody asked for")
     if taken < bound * total:
         raise NothingCompiledError(
-            f"{provider.name} took {taken} of {total} nodes ({taken / total:.0%}), and min_nodes_share asks for "
-            f"{bound:.0%}; {listed}"
+            f"{provider.name} took {taken} of {total} nodes ({100 * taken / total:.0f} %), and min_nodes_share asks "
+            f"for {100 * bound:.0f} %; {listed}"
         )
     return taken / total
 

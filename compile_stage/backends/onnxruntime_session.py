@@ -351,7 +351,7 @@ def read_places(
         "share": round(share, 6),
     }
     listed = ", ".join(f"{count} on {name}" for name, count in sorted(places.items()) if name != provider.name)
-    notes = (f"{provider.name} runs {share:.0%} of the nodes; {listed}",) if listed else ()
+    notes = (f"{provider.name} runs {100 * share:.0f} % of the nodes; {listed}",) if listed else ()
     return executed, notes
 
 

@@ -24,6 +24,11 @@ def quantity(value: float) -> str:
     return f"{value:.4g}"
 
 
+def percent(share: float, decimals: int = 0) -> str:
+    """`95 %` of a share from 0 to 1, with so many decimals."""
+    return f"{100 * share:.{decimals}f} %"
+
+
 def told_apart(value: float, limit: float) -> tuple[str, str]:
     """A value and its limit in words, with as many digits as it takes to see which is the larger."""
     texts = quantity(value), quantity(limit) if quantity(limit).startswith("1 −") else f"{limit:g}"

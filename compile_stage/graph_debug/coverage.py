@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.parallel import in_threads
+from compile_stage.core.quantities import percent
 from compile_stage.core.records import PortableModel, SampleSet, record
 from compile_stage.measure.samples import open_samples
 from compile_stage.plugin_support import onnx_weights
@@ -121,13 +122,14 @@ def coverage_note(measured: Coverage, most: int = 3) -> str | None:
     if not measured.uncovered:
         return None
     worst = ", ".join(
-        f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {c.share:.1%}" for c in measured.uncovered[:most]
+        f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {percent(c.share, 1)}"
+        for c in measured.uncovered[:most]
     )
     return (
         f"the {measured.calibration} calibration samples do not cover the validation samples: in "
-        f"{len(measured.uncovered)} of {measured.looked_at} tensors more than {measured.limit:.1%} of the values lie "
-        f"outside of the calibrated range and would be clipped; most in {worst}. Take calibration samples from the "
-        "data that the model will see"
+        f"{len(measured.uncovered)} of {measured.looked_at} tensors more than {percent(measured.limit, 1)} of the "
+        f"values lie outside of the calibrated range and would be clipped; most in {worst}. Take calibration samples "
+        "from the data that the model will see"
     )
 
 
@@ -140,8 +142,8 @@ def _too_few(measured: Coverage) -> str:
     if measured.tensors:
         worst = measured.tensors[0]
         text += (
-            f"; up to {worst.share:.1%} of a tensor's values lie outside of the calibrated range and would be clipped "
-            f"({worst.tensor}{f', node {worst.node}' if worst.node else ', an input'})"
+            f"; up to {percent(worst.share, 1)} of a tensor's values lie outside of the calibrated range and would be "
+            f"clipped ({worst.tensor}{f', node {worst.node}' if worst.node else ', an input'})"
         )
     return f"{text}. Take more calibration samples from the data that the model will see"
 

@@ -469,8 +469,8 @@ class _Comparison:
 
 
 def _percent(confidence: float | None) -> str:
-    """As many digits as a confidence over several tries needs: 95%, 98.33%."""
-    return f"{100 * (confidence or 0.0):.4g}%"
+    """As many digits as a confidence over several tries needs: `95 %`, `98.33 %`."""
+    return f"{100 * (confidence or 0.0):.4g} %"
 
 
 def _not_judged(check: Check, why: str) -> Check:

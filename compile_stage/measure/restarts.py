@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from compile_stage.core.quantities import percent
 from compile_stage.core.records import Measurement, Timing
 from compile_stage.measure import speedups, stats
 from compile_stage.measure.simultaneous_intervals import common_reach, widened
@@ -140,10 +141,10 @@ class Schedule:
         processes = "one process" if self.starts == 1 else f"{self.starts} processes"
         of = "each model"
         if others and self.starts > 1:
-            of = f"each model within {CONTENDER - 1:.0%} of the fastest, and from one of each other model"
+            of = f"each model within {percent(CONTENDER - 1)} of the fastest, and from one of each other model"
         return (
             f"Speedups come from {processes} of {of}; their intervals assume that processes differ by "
-            f"{100 * speedups.ASSUMED_SPREAD.log_sd:.0f} %. To measure more processes, raise budget.measure_seconds "
+            f"{percent(speedups.ASSUMED_SPREAD.log_sd)}. To measure more processes, raise budget.measure_seconds "
             f"({_whole(self.seconds)} s here): starting the models again takes {_whole(restart_s)} s"
         )
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compile_stage.core.quantities import percent
+
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
@@ -83,8 +85,8 @@ def in_words(count: int, samples: int, columns: Sequence[Mapping[str, Any]]) -> 
     more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
     by = f", by the rounding of {named}{more}" if named else ""
     return (
-        f"the original answers {count} of {samples} samples ({count / samples:.1%}) otherwise once they are rounded to "
-        f"float32, as a compiled model takes them{by}"
+        f"the original answers {count} of {samples} samples ({percent(count / samples, 1)}) otherwise once they are "
+        f"rounded to float32, as a compiled model takes them{by}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from compile_stage.core.error_codes import Code
+from compile_stage.core.quantities import percent
 from compile_stage.core.spelling import did_you_mean, look_alike
 from compile_stage.policy.limits import CustomLimit, ShareDrop
 from compile_stage.policy.metrics import CUSTOM, METRICS, tolerance_names
@@ -356,14 +357,14 @@ def _explain_percent(number: str, path: Path, wanted: str) -> str:
     key, share = str(path[-1]), float(number.replace("_", "")) / 100
     metric = METRICS.get(key) or METRICS.get(str(path[-2]) if len(path) > 1 else "")
     if key == "max_slowdown":
-        return f"write {share if share >= 1 else 1 + share:.12g} ({share if share < 1 else share - 1:.0%} slower)"
+        return f"write {share if share >= 1 else 1 + share:.12g} ({percent(share if share < 1 else share - 1)} slower)"
     if metric is not None and metric.better and metric.unbounded and key != "max_relative_drop":
         return f"write {metric.name}: {{max_relative_drop: {share:.12g}}}, or a number in the metric's own unit"
     is_share = metric is not None and not metric.unit and metric.name not in ("max_abs", "mean_abs", "allclose")
     if (
         key == "min_speedup" and share < 0.5
     ):  # as the ratio that it is, it would let a model through that is as much slower
-        return f"write {1 + share:.12g} ({share:.0%} faster)"
+        return f"write {1 + share:.12g} ({percent(share)} faster)"
     if is_share or key in ("min_speedup", "confidence"):
         return f"write {share:.12g}"
     return f"write {wanted}: {_about(path)}"

@@ -87,7 +87,7 @@ def ratio(value: float | None) -> str:
 
 def percent(share: float) -> str:
     """`12.3 %` of a share from 0 to 1."""
-    return f"{share * 100:.1f} %"
+    return quantities.percent(share, 1)
 
 
 def span(interval: tuple[float, float] | None) -> str:

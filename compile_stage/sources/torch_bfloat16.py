@@ -11,7 +11,7 @@ from typing import Any
 
 WIDENED = (
     "The original computes in bfloat16, the exported graph in float32: they differ by the original's rounding, up to "
-    "0.4% of a value at each operator. FP32's tolerances may be too narrow for that, those of bf16 and int8 are made "
+    "0.4 % of a value at each operator. FP32's tolerances may be too narrow for that, those of bf16 and int8 are made "
     "for it"
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compile_stage.core import plugins
+from compile_stage.core.quantities import percent
 from compile_stage.core.records import (
     Candidate,
     Check,
@@ -204,7 +205,9 @@ def _why_behind(candidate: Candidate, ranking: _Ranking) -> str:
     if candidate is ranking.simplest:
         return f"takes {1 / ranking.cpu_share:.2g} times its CPU time"
     if ranking.winner is not ranking.simplest:
-        return f"the winner takes {ranking.cpu_share:.0%} of the CPU time of {_named(ranking.simplest)}, the simplest"
+        return (
+            f"the winner takes {percent(ranking.cpu_share)} of the CPU time of {_named(ranking.simplest)}, the simplest"
+        )
     if _complexity(ranking.winner) < _complexity(candidate):
         return "the winner is the simpler of the two"
     return "neither is simpler: the winner's own figure is the better"
@@ -244,7 +247,7 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     at = f" (at batch {timing.batch_size})" if policy.prefer == "throughput" and timing is not None else ""
     best = f"best {policy.prefer}{at}"
     if candidate is not ranking.simplest:
-        other = f"{_named(ranking.simplest)} within the noise, at {ranking.cpu_share:.0%} of its CPU time"
+        other = f"{_named(ranking.simplest)} within the noise, at {percent(ranking.cpu_share)} of its CPU time"
         best = f"as good in {policy.prefer} as {other}"
     elif candidate is not ranking.leader:
         count, first = len(ranking.tied), _named(ranking.leader)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compile_stage.core.quantities import percent
+
 if TYPE_CHECKING:
     from compile_stage.core.tensors import Array, Batch
 
@@ -27,7 +29,7 @@ def off(name: str, value: Any, wanted: Array, limit: float) -> str | None:
         return f"output {name!r} is {value.dtype}, and should be {wanted.dtype}"
     if value.dtype.kind != "f":
         agreement = float(np.mean(value == wanted))
-        return None if agreement >= 1 - limit else f"{agreement:.0%} of output {name!r} agrees with the reference"
+        return None if agreement >= 1 - limit else f"{percent(agreement)} of output {name!r} agrees with the reference"
     if not np.array_equal(np.isfinite(value), np.isfinite(wanted)):
         return f"output {name!r} holds NaN or infinity where the reference does not"
     finite = np.isfinite(wanted)

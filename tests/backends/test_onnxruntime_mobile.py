@@ -184,8 +184,8 @@ def test_a_share_below_the_bound_fails_by_name(transformer: Any, tmp_path: Path)
     """Broken: a policy that wants the model on the accelerator would get one that is not; or would not learn why."""
     with pytest.raises(
         NothingCompiledError,
-        match=r"NnapiExecutionProvider would take an estimated 33 of 35 nodes \(94%\), and min_nodes_share asks for "
-        r"100%: "
+        match=r"NnapiExecutionProvider would take an estimated 33 of 35 nodes \(94 %\), and min_nodes_share asks for "
+        r"100 %: "
         "it does not take 2 LayerNormalization",
     ):
         compile_for(transformer[0], asking(provider="nnapi"), tmp_path)
@@ -199,7 +199,7 @@ def test_free_shapes_are_named_and_fixed_where_one_size_is_asked_for(conv: Any, 
     assert one.signature.outputs[0].shape == (1, 10)
     assert any("written for batch = 1 alone" in note for note in one.notes)
     with pytest.raises(
-        NothingCompiledError, match=r"0 of 8 nodes.*input image \(batch, 3, 16, 16\); with fixed ones .* 100%"
+        NothingCompiledError, match=r"0 of 8 nodes.*input image \(batch, 3, 16, 16\); with fixed ones .* 100 %"
     ):
         compile_for(conv[0], asking(sizes=(1, 4), provider="nnapi"), tmp_path / "two")
     on_cpu = compile_for(conv[0], asking(sizes=(1, 4)), tmp_path / "cpu")

@@ -158,7 +158,7 @@ def test_share_is_that_of_the_provider_that_was_asked_for() -> None:
     places = {"TensorrtExecutionProvider": 8, "CUDAExecutionProvider": 1, CPU: 1}
     assert providers.demand(tensorrt, places, 0.8) == 0.8
     with pytest.raises(
-        NothingCompiledError, match=r"took 8 of 10 nodes \(80%\), and min_nodes_share asks for 90%; 1 to CPU"
+        NothingCompiledError, match=r"took 8 of 10 nodes \(80 %\), and min_nodes_share asks for 90 %; 1 to CPU"
     ):
         providers.demand(tensorrt, places, 0.9)
     with pytest.raises(NothingCompiledError, match="given to AzureExecutionProvider, which nobody asked for"):

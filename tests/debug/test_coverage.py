@@ -88,7 +88,7 @@ def test_so_few_samples_that_nothing_can_be_told_are_said_to_be(samples: Any) ->
     note = coverage_note(found)
     assert note is not None
     assert note.startswith("1 calibration sample is too few to tell")
-    assert f"up to {found.tensors[0].share:.1%}" in note
+    assert f"up to {100 * found.tensors[0].share:.1f} %" in note
     assert "6 calibration samples" not in (coverage_note(coverage(model, make("six", 1, 6), make("all", 2, 32))) or "")
 
 

@@ -62,7 +62,7 @@ def test_what_a_phone_gets_is_published_as_not_validated_with_the_estimate(
     (candidate,) = json.loads((tmp_path / "out" / "result.json").read_text())["targets"][0]["candidates"]
     assert candidate["state"] == "compiled_not_validated"
     assert candidate["executed"]["estimate"]["share"] == 1
-    assert any("would take an estimated 4 of 4 nodes (100%) in 1 part" in note for note in candidate["notes"])
+    assert any("would take an estimated 4 of 4 nodes (100 %) in 1 part" in note for note in candidate["notes"])
     assert "would take an estimated 4 of 4 nodes" in (tmp_path / "out" / "report.html").read_text()
     published = registry_for(draft.receipt.uri).fetch(draft.receipt.uri, tmp_path / "published")
     assert list(published.rglob("required_operators.config"))

@@ -171,7 +171,7 @@ def test_the_class_that_lost_is_named() -> None:
     checks = check_outputs((gate,), {"y": lost}, {"y": scores}, samples, batch_size=1, seed=0)
     (check,) = [c for c in checks if c.gate.metric == "class_recall"]
     assert check.reason == (
-        "class_recall gets worse by 1 (95% bounds 0.7411 to 1), from 1 to 0 over 40 samples; at most 0.5 is allowed "
+        "class_recall gets worse by 1 (95 % bounds 0.7411 to 1), from 1 to 0 over 40 samples; at most 0.5 is allowed "
         "(of class 1, 10 samples: 10 right answers lost, 0 gained)"
     )
 

@@ -353,7 +353,7 @@ def test_the_note_tells_who_was_started_once() -> None:
     its own first line."""
     schedule = Schedule(60.0, starts=2)
     assert "from 2 processes of each model; " in schedule.note(25.0, others=False)
-    expected = "from 2 processes of each model within 25% of the fastest, and from one of each other model; "
+    expected = "from 2 processes of each model within 25 % of the fastest, and from one of each other model; "
     assert expected in schedule.note(25.0, others=True)
     assert "from one process of each model; " in Schedule(60.0, starts=1).note(60.0, others=True)
     assert "(60 s here): starting the models again takes 60 s" in Schedule(60.0, starts=1).note(60.4, others=True)

@@ -97,7 +97,7 @@ def test_the_columns_that_do_it_are_named_with_how_many_samples_they_change() ->
     assert found == [("X", 1, count)]
     assert count > 40
     said = in_words(count, 200, [{"column": "'time'", "samples": count}])
-    assert f"answers {count} of 200 samples ({count / 200:.1%}) otherwise" in said
+    assert f"answers {count} of 200 samples ({count / 2:.1f} %) otherwise" in said
     assert said.endswith(f"by the rounding of 'time' ({count})")
 
 

@@ -70,7 +70,7 @@ def test_what_held_by_luck_among_several_is_not_published(tmp_path: Path, monkey
     beside = judged(tmp_path, monkeypatch, ERRORS, "winner")
     assert by_scheme(beside) == {"int8": "failed", "int8-dynamic": "failed", "bf16": "won"}
     lost, won = (next(c for c in beside.candidates if c.job.scheme.name == name) for name in ("int8", "bf16"))
-    assert "97.5% interval" in lost.reason
+    assert "97.5 % interval" in lost.reason
     assert "1 missed a limit for its interval alone: validate on more samples, or say select" in lost.reason
     assert won.verdict is not None
     own = [check for check in won.verdict.checks if check.gate.metric == LIMIT.metric]

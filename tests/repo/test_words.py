@@ -91,6 +91,19 @@ def test_code_uses_the_terms_of_the_field():
     assert {path: words for path, words in found.items() if words} == {}
 
 
+def test_percentages_are_written_in_one_way():
+    """Broken: a run says `95 % interval` in one line and `(95% bounds` in the next."""
+    tight = re.compile(r"\.\d%\}|[0-9}]%(?= [a-z]|[),.:])")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in CODE
+        if path.suffix == ".py"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if tight.search(re.sub(r"`[^`]*`", "", line))
+    ]
+    assert found == []
+
+
 def test_prose_of_code_is_searched():
     """Guards the test above: comments, docstrings and messages are searched, names and text in backticks are not."""
     code = (

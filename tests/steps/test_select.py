@@ -163,7 +163,7 @@ def test_of_two_that_are_as_fast_one_that_takes_half_the_cpu_time_wins() -> None
     plain, half = started(candidate("int8", 3.0), 2e-3), started(candidate("int8", 2.99), 1e-3, suffix="-half")
     chosen = select(judged(plain, half), POLICY)
     assert chosen.winner == half.job.id
-    assert "at 50% of its CPU time" in chosen.reason
+    assert "at 50 % of its CPU time" in chosen.reason
     assert "takes 2 times its CPU time" in chosen.reasons[plain.job.id]
 
 
@@ -174,7 +174,7 @@ def test_who_ties_is_told_that_cpu_time_decided() -> None:
     third = replace(third, job=replace(third.job, id=f"{third.job.id}-third", tuning_options=("no-arena",)))
     chosen = select(judged(plain, half, third), POLICY)
     assert chosen.winner == half.job.id
-    assert "the winner takes 50% of the CPU time of onnxruntime int8" in chosen.reasons[third.job.id]
+    assert "the winner takes 50 % of the CPU time of onnxruntime int8" in chosen.reasons[third.job.id]
 
 
 @pytest.mark.parametrize(
