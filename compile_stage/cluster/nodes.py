@@ -14,7 +14,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.context import code_digest
 from compile_stage.core.digest import plain
 from compile_stage.core.environment import Hardware, hardware, python_version
-from compile_stage.core.host import host
+from compile_stage.core.machine_identity import machine_identity
 from compile_stage.core.records import record
 
 
@@ -116,7 +116,7 @@ def describe_here() -> dict[str, Any]:
             backends[name] = ", ".join(f"{package} {version}" for package, version in held.items())
     return {
         "name": platform.node(),
-        "host": host(),
+        "host": machine_identity(),
         "hardware": plain(hardware()),
         "version": __version__,
         "python": python_version(),

@@ -19,7 +19,7 @@ from compile_stage.core.cache import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError, StorageError
-from compile_stage.core.host import host
+from compile_stage.core.machine_identity import machine_identity
 from compile_stage.core.redaction import redacted
 from compile_stage.core.storage import disk_full, without_folder
 from compile_stage.registry.folder_files import disk_fix
@@ -248,7 +248,7 @@ def single_writer(name: str, *, of: str = "") -> Iterator[str]:
     try:
         with FileLock(place, timeout=_LOCK_S):
             disk = folder.stat()
-            yield digest_of([host(), str(place), disk.st_dev, disk.st_ino])[7:23]
+            yield digest_of([machine_identity(), str(place), disk.st_dev, disk.st_ino])[7:23]
     except Timeout as error:
         raise RegistryError(
             f"another process has been writing {name!r} for {_LOCK_S / 60:.0f} minutes",

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from compile_stage.core.errors import UsageError
-from compile_stage.core.host import host
+from compile_stage.core.machine_identity import machine_identity
 
 SECRET_VARIABLE = "COMPILE_STAGE_WATCH_SECRET"  # noqa: S105 - the variable's name
 DATABASE_VARIABLE = "COMPILE_STAGE_WATCH_DATABASE"
@@ -67,7 +67,7 @@ class Settings:
     def owner(self) -> str:
         """Who has taken a job: this machine and state folder, also after a restart of the service. After one of the
         machine its jobs are free as another's are (`queue.LOST_S`)."""
-        return f"{host()}:{self.state}"
+        return f"{machine_identity()}:{self.state}"
 
     def run_folder(self, job: int) -> Path:
         """Where the logs and the results of a job are."""

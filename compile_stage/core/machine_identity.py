@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 
 
-def host() -> str:
+def machine_identity() -> str:
     """Equal for processes with the same files. Containers of one machine have the same boot id and other names;
     machines made of one image may have the same name."""
     boot = Path("/proc/sys/kernel/random/boot_id")
