@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path as FilePath
 
-from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.error_codes import Code
 from compile_stage.core.language_models import LANGUAGE_METRICS
 from compile_stage.core.sample_sizes import samples_for_drop, samples_for_winner
 from compile_stage.core.table_files import MAX_HEADER_BYTES, MAX_LINE_BYTES, demand_bounded_csv
 from compile_stage.policy.named_files import data_file
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
+from compile_stage.policy.tried_precisions import tried_precisions
 
 # What the readers raise for files that are not what their names say.
 _UNREADABLE = (
@@ -162,10 +162,7 @@ def _limits_with_confidence(tree: Node) -> list[_Limit]:
 
 
 def _limits_of(tree: Node, target: str) -> Iterator[_Limit]:
-    asked = dict.fromkeys(
-        [*(str(node.value) for node in tree.elements("targets", target, "precisions")), SOURCE_PRECISION]
-    )
-    for precision, metric in product(asked, _LIMITS):
+    for precision, metric in product(tried_precisions(tree, target), _LIMITS):
         base: Path = ("targets", target, "tolerances", precision)
         of_outputs: list[Path] = [(*base, "outputs", output) for output, _ in tree.items(*base, "outputs")]
         named = [path for path in of_outputs if (own := tree.get(*path, metric)) and own.value is not None]

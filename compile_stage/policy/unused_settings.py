@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.error_codes import Code
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.checks import named_backends
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
+from compile_stage.policy.tried_precisions import tried_precisions
 
 _MEASURES = ("p99_ms", "rates")
 """Of `serving`: where neither is given, nothing is measured under load."""
@@ -105,14 +105,11 @@ def _tolerances(tree: Node, names: list[str]) -> Iterator[Problem]:
     """Limits of a precision that is not tried, where one that is called nearly so is tried by the shipped limits:
     `int8` where the target names `int8-dynamic`. Others are no mistake: a policy may hold limits for more precisions
     than it tries."""
-    tried: dict[str, list[str]] = {}
-    for name in names:
-        asked = [str(node.value) for node in tree.elements("targets", name, "precisions")]
-        tried[name] = list(dict.fromkeys([*asked, SOURCE_PRECISION]))
+    tried = {name: tried_precisions(tree, name) for name in names}
     of_all = {precision for asked in tried.values() for precision in asked}
     for name, asked in tried.items():
         limits = dict(tree.items("targets", name, "tolerances"))
-        for precision in limits.keys() - asked:
+        for precision in limits.keys() - set(asked):
             place = _first_own(limits[precision])
             if place is None or (precision in of_all and place in _places(tree.get("tolerances", precision))):
                 continue

@@ -13,6 +13,7 @@ from compile_stage.policy.checks import gate_name
 from compile_stage.policy.locks import words_of
 from compile_stage.policy.metrics import CUSTOM, METRICS
 from compile_stage.policy.nodes import Node, Path, Problem, show_path
+from compile_stage.policy.tried_precisions import tried_precisions
 from compile_stage.policy.unused_settings import unused_settings
 
 FEW_SAMPLES = 8
@@ -131,8 +132,7 @@ def _performance(tree: Node, path: Path) -> Iterator[Problem]:
 def _without_limits(tree: Node, target: str) -> Iterator[Problem]:
     """A target none of whose precisions is held to anything: nothing is compiled that could not be judged."""
     path: Path = ("targets", target)
-    # fp32 is tried whether or not it is named.
-    precisions = list(dict.fromkeys([*(str(node.value) for node in tree.elements(*path, "precisions")), "fp32"]))
+    precisions = tried_precisions(tree, target)
     if any(_is_limited(tree, (*path, "tolerances", precision)) for precision in precisions):
         return
     first = tree.get(*path, "tolerances", precisions[0])

@@ -137,6 +137,16 @@ def test_a_limit_over_a_null_is_filled_in_as_any_other(write):
 PATHS = ("performance.p95_latency_ms", "tolerances.int8.cosine", "fallback.max_minutes")
 
 
+def test_shipped_limits_of_precisions_that_a_target_does_not_try_are_not_explained(write):
+    """Broken: a reader finds 80 limits on fp16, int4 and fp8 among those that decide, or misses one of the file."""
+    own = "tolerances: {int4: {cosine: 0.9}}\nlocked: [tolerances.fp8.cosine]\n"
+    write(f"targets: {{t: {{precisions: [int8]}}, u: {{}}}}\n{own}")
+    limits = [tuple(row.path.split(".")[1:]) for row in explain("p.yaml") if ".tolerances." in row.path]
+    assert {limit[2] for limit in limits if limit[0] == "t"} == {"fp32", "int8", "int4", "fp8"}
+    assert {limit[2] for limit in limits if limit[0] == "u"} == {"fp32", "int4", "fp8"}
+    assert {limit[3] for limit in limits if limit[2] in ("int4", "fp8")} == {"cosine"}
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_order_of_the_layers(write, path):
     """One value, given by one layer more each time: the layer that was added must win."""
@@ -154,7 +164,7 @@ def test_the_order_of_the_layers(write, path):
 
     write("", "one.yaml")
     write("", "two.yaml")
-    write("extends: [one.yaml, two.yaml]\ntargets: {t: {}, u: {}}\n", "top.yaml")
+    write("extends: [one.yaml, two.yaml]\ntargets: {t: {precisions: [int8]}, u: {}}\n", "top.yaml")
     assert value()[1].startswith("compile_stage/policy/defaults.yaml:")
     write(given_as(0.11), "one.yaml")
     assert value() == (0.11, "one.yaml:4")

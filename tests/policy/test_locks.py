@@ -140,7 +140,8 @@ def test_a_lock_on_nothing_is_a_mistake(write, entry: str, says: str) -> None:
 def test_explain_shows_what_is_locked(write) -> None:
     """Broken: nobody sees before the error which values are not theirs to change."""
     write(BASE, "base.yaml")
-    rows = {row.path: row.locked_by for row in explain(write(TEAM), today=TODAY)}
+    team = "extends: [base.yaml]\ntargets: {edge: {precisions: [int8, fp16]}}\n"
+    rows = {row.path: row.locked_by for row in explain(write(team), today=TODAY)}
     assert rows["compliance.allow_pickle"] == rows["targets.edge.tolerances.int8.cosine"] == "base.yaml:4"
     assert rows["targets.edge.tolerances.fp16.cosine"] == rows["targets.edge.performance.max_size_mb"] == ""
     assert {row.path: row.locked_by for row in explain("base.yaml")}["tolerances.int8.cosine"] == "base.yaml:4"
@@ -332,7 +333,7 @@ def resolved(path: Path) -> dict[str, object]:
 @given(base=LAYER, team=LAYER, locks=LOCKS)
 def test_a_policy_is_refused_exactly_when_a_locked_value_differs(write, base, team, locks) -> None:
     """Whatever two layers say: with locks the policy either has the base's locked values, or is an error."""
-    targets = {"targets": {"edge": {}}}
+    targets = {"targets": {"edge": {"precisions": ["int8"]}}}
     write(as_yaml(base), "free.yaml")
     alone = resolved(write(as_yaml({}, extends=["free.yaml"], **targets), "alone.yaml"))
     both = resolved(write(as_yaml(team, extends=["free.yaml"], **targets), "both.yaml"))
