@@ -13,6 +13,7 @@ from datetime import date
 from typing import Any
 
 from compile_stage.core.digest import revive
+from compile_stage.core.performance_keys import policy_key
 from compile_stage.core.quantities import told_apart
 from compile_stage.core.records import Check, Gate, Job, Outcome, Verdict
 from compile_stage.measure import gates as rules
@@ -96,7 +97,9 @@ def describe(check: Check) -> str:
     place = f" of output {check.output!r}" if check.output else ""
     batch = f" at batch size {check.batch_size}" if check.batch_size else ""
     value, limit = told_apart(math.nan if check.measured is None else check.measured, check.gate.limit)
-    limit = f"the limit is {check.gate.direction.replace('_', ' ')} {limit}"
+    key = policy_key(check.gate.metric)
+    named = f" ({key})" if key != check.gate.metric else ""
+    limit = f"the limit is {check.gate.direction.replace('_', ' ')} {limit}{named}"
     measured = "was not measured" if check.measured is None else f"is {value}"
     spread = f" ({check.interval[0]:g} to {check.interval[1]:g})" if check.interval else ""
     return f"{check.gate.metric}{place}{batch} {measured}{spread}, {limit}"
@@ -127,7 +130,7 @@ def _missing(verdict: Verdict, job: Job, performance: Sequence[Gate]) -> Iterato
             yield f"no tolerance of its own job was looked at, at batch size {batch_size}"
     for gate in performance:
         if not any(_unplaced(check.gate) == _unplaced(gate) for check in verdict.checks):
-            yield f"its gate on {gate.metric} was not looked at"
+            yield f"its gate {policy_key(gate.metric)} was not looked at"
 
 
 def _unplaced(gate: Gate) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from compile_stage.core.context import Context
+from compile_stage.core.performance_keys import policy_key
 from compile_stage.core.records import Candidate, Origin, Outcome, Plan, ServingCost, TargetResult, Verdict
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.served_load import asked_per_s, judge_served
@@ -80,4 +81,4 @@ def _judged(context: Context, plan: Plan, target: TargetResult, winner: Candidat
     waived = apply_waivers(checks, plan.policy.waivers, target.policy.target.name, context.today)
     judged = replace(winner, verdict=Verdict(checks=(*winner.verdict.checks, *waived)))
     bad = [check for check in waived if check.outcome is not Outcome.PASS and check.waived is None]
-    return judged.in_state("failed", f"{bad[0].gate.metric}: {bad[0].reason}") if bad else judged
+    return judged.in_state("failed", f"{policy_key(bad[0].gate.metric)}: {bad[0].reason}") if bad else judged

@@ -15,10 +15,11 @@ from pathlib import Path as FilePath
 from compile_stage.core import plugins
 from compile_stage.core.alias_history import LONGEST_ALIAS
 from compile_stage.core.error_codes import Code
+from compile_stage.core.performance_keys import PERFORMANCE_KEYS
 from compile_stage.core.spelling import did_you_mean, look_alike
 from compile_stage.policy.families import family_problems, published_as
 from compile_stage.policy.locks import unknown_locks
-from compile_stage.policy.metrics import CUSTOM, METRICS, PERFORMANCE
+from compile_stage.policy.metrics import CUSTOM, METRICS
 from compile_stage.policy.named_files import data_file, located
 from compile_stage.policy.nodes import Node, Path, Place, Problem, show_path
 from compile_stage.policy.target_hardware import hardware_problems
@@ -431,7 +432,7 @@ def _queries(tree: Node) -> Iterator[Problem]:
 
 def gate_name(word: str) -> str:
     """What a waiver calls a gate → the gate's metric: `min_speedup` is `speedup`."""
-    return PERFORMANCE.get(word, word)
+    return PERFORMANCE_KEYS.get(word, word)
 
 
 def _waiver(tree: Node, waiver: Node, path: Path, today: date) -> Iterator[Problem]:
@@ -502,5 +503,7 @@ def _gates(tree: Node, target: str) -> list[str]:
     made = tree.get("data", "robustness", "samples")
     names |= {"robustness": None} if made is not None and made.value else {}
     performance = tree.items("targets", target, "performance")
-    names |= {PERFORMANCE[key]: None for key, node in performance if key in PERFORMANCE and node.value is not None}
+    names |= {
+        PERFORMANCE_KEYS[key]: None for key, node in performance if key in PERFORMANCE_KEYS and node.value is not None
+    }
     return list(names)

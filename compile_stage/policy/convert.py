@@ -9,6 +9,7 @@ from typing import Any
 from compile_stage.core import records
 from compile_stage.core.digest import digest_of, plain
 from compile_stage.core.language_models import LANGUAGE_MODELS_ONLY
+from compile_stage.core.performance_keys import PERFORMANCE_KEYS
 from compile_stage.policy import schema
 from compile_stage.policy.checks import gate_name
 from compile_stage.policy.limits import (
@@ -24,7 +25,7 @@ from compile_stage.policy.limits import (
     Tolerance,
     TopK,
 )
-from compile_stage.policy.metrics import METRICS, PERFORMANCE, SERVED
+from compile_stage.policy.metrics import METRICS, SERVED
 from compile_stage.policy.named_files import data_file, located
 from compile_stage.policy.nodes import Node, Path
 
@@ -201,7 +202,7 @@ def _serving(serving: schema.Serving) -> records.Serving:
 
 
 def _performance_gates(performance: Performance, tree: Node, path: Path, currency: str) -> Iterator[records.Gate]:
-    for key, name in PERFORMANCE.items():
+    for key, name in PERFORMANCE_KEYS.items():
         limit = getattr(performance, key)
         if limit is not None:
             metric = METRICS[name]

@@ -200,20 +200,6 @@ _ALL = (
 
 METRICS = {metric.name: metric for metric in _ALL}
 
-# The key under `performance` → the metric that it limits.
-PERFORMANCE = {
-    "min_speedup": "speedup",
-    "p95_latency_ms": "p95_latency_ms",
-    "ttft_p95_ms": "ttft_p95_ms",
-    "tpot_p95_ms": "tpot_p95_ms",
-    "min_tokens_per_s": "tokens_per_s",
-    "throughput_at_p99": "throughput_at_p99",
-    "max_cost_per_million": "cost_per_million",
-    "max_size_mb": "size_mb",
-    "max_memory_mb": "memory_mb",
-}
-
-
 SERVED = ("throughput_at_p99", "cost_per_million")
 """Metrics of what is served, which are measured of the winner alone."""
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
+from compile_stage.core.performance_keys import PERFORMANCE_KEYS
 from compile_stage.policy.json_schema import json_schema
 from compile_stage.policy.layers import MAX_EXTENDS
-from compile_stage.policy.metrics import METRICS, PERFORMANCE
+from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.parse import MAX_BYTES, MAX_VALUES
 from compile_stage.policy.schema import OVERRIDABLE
 from compile_stage.policy.versions import API_VERSION
@@ -250,7 +251,7 @@ def _metric_table() -> str:
 
 def _performance_table() -> str:
     lines = ["| key | gate | formula | the limit is | unit |", "|---|---|---|---|---|"]
-    for key, name in PERFORMANCE.items():
+    for key, name in PERFORMANCE_KEYS.items():
         metric = METRICS[name]
         lines.append(f"| `{key}` | `{name}` | {_cell(metric.formula)} | {_side(metric.direction)} | {metric.unit} |")
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 
+from compile_stage.core.performance_keys import policy_key
 from compile_stage.core.records import Candidate, Check, Outcome, TargetPolicy, Verdict, Waiver
 from compile_stage.measure.metrics import apply_waivers
 from compile_stage.measure.performance import check_performance
@@ -52,4 +53,4 @@ def _deciding(verdict: Verdict) -> str:
     batch = f" at batch size {worst.batch_size}" if worst.batch_size else ""
     others = len(bad) - 1
     more = f"; {others} more check{'s' if others > 1 else ''} did not pass" if others else ""
-    return f"{worst.gate.metric}{place}{batch}: {worst.reason}{more}"
+    return f"{policy_key(worst.gate.metric)}{place}{batch}: {worst.reason}{more}"

@@ -208,7 +208,7 @@ def test_a_verdict_without_the_checks_of_its_own_job_promotes_nothing(tmp_path: 
         demand_passed(checks_of(cosine(1.0, Outcome.PASS), batch_size=8), tmp_path, date(2026, 1, 1), "uri")
     speed = Gate(metric="speedup", limit=1.0, direction="at_least", unit="ratio")
     asked = {**checks_of(cosine(1.0, Outcome.PASS)), "performance": [plain(speed)]}
-    with pytest.raises(GateError, match="its gate on speedup was not looked at"):
+    with pytest.raises(GateError, match="its gate min_speedup was not looked at"):
         demand_passed(asked, tmp_path, date(2026, 1, 1), "uri")
 
 
