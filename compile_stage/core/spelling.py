@@ -19,13 +19,20 @@ _OTHER_NAMES = {
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """The nearest allowed word, or an empty string. Small and capital letters are alike: `CUDA` means `cuda`."""
+    """The nearest allowed word, or an empty string. Small and capital letters are alike: `CUDA` means `cuda`. In a word
+    of three letters another letter makes another word: `gpu` is not near to `cpu`, and `cup` and `cpus` are."""
     words = {known.casefold(): known for known in reversed(allowed)}
     meant = _OTHER_NAMES.get(word.casefold(), "")
     if word.casefold() not in words and meant in words:
         return words[meant]
-    near = difflib.get_close_matches(word.casefold(), list(words), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word.casefold(), [known for known in words if _may_mean(word, known)], n=1)
     return words[near[0]] if near else ""
+
+
+def _may_mean(word: str, known: str) -> bool:
+    if len(word) != len(known) or len(word) > 3 or not word.isascii():  # a letter of another script may look alike
+        return True
+    return sorted(word.casefold()) == sorted(known)
 
 
 def look_alike(word: str) -> str:
