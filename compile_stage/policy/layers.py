@@ -20,7 +20,7 @@ from compile_stage.core.errors import InternalError, UsageError
 from compile_stage.core.shipped import PREFIX, policy_file, policy_names
 from compile_stage.core.spelling import did_you_mean
 from compile_stage.policy.locks import UNLOCKABLE, broken, differences, joined, locks_of, quoted, words_of
-from compile_stage.policy.messages import check_schema
+from compile_stage.policy.messages import check_schema, correct_sections
 from compile_stage.policy.metrics import METRICS
 from compile_stage.policy.nodes import SHIPPED, Node, Path, Place, Problem, a_map, merge, show_path, without
 from compile_stage.policy.parse import MAX_BYTES, parse_bytes, parse_text
@@ -190,8 +190,9 @@ class _FileReader:
         return None
 
     def _checked(self, tree: Node, shown: str, chain: tuple[str, ...]) -> Node:
+        tree, misspelt = correct_sections(tree)
         version = check_version(tree)
-        self.problems += version
+        self.problems += [*misspelt, *version]
         tree = without(tree, {(problem.path,) for problem in version})
         problems, bad, _ = check_schema(tree, whole=False)
         self.problems += problems

@@ -6,6 +6,7 @@ import math
 import re
 import types
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -132,6 +133,24 @@ def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:
             for output, _ in tree.items(*section, precision, "outputs"):
                 look((*section, precision, "outputs", output), tolerance_names())
     return problems, bad
+
+
+def correct_sections(tree: Node) -> tuple[Node, list[Problem]]:
+    """A file's tree with each misspelt key of the top level as it was probably meant, and a problem for each: what
+    stands there is checked, and nothing else is wrong only because it is not found."""
+    known, problems, meant = keys_at(()), [], {}
+    for key in tree.value:
+        if key in known:
+            continue
+        problem = _unknown_key(tree, (key,), known, "key")
+        if problem.meant and problem.meant not in (*tree.value, *meant.values()):
+            meant[key] = problem.meant
+            problems.append(problem)
+    if not meant:
+        return tree, []
+    values = {meant.get(key, key): node for key, node in tree.value.items()}
+    places = {meant.get(key, key): place for key, place in tree.keys.items()}
+    return replace(tree, value=values, keys=places), problems
 
 
 def _problem(tree: Node, path: Path, kind: str, context: dict[str, Any], *, in_key: bool) -> Problem:

@@ -776,3 +776,26 @@ def test_a_name_that_publication_refuses_is_said_by_lint(write, name: str) -> No
         check_name(name)
     (problem,) = said(write(TARGET + f"publish: {{name: {json.dumps(name)}}}"))
     assert ": publish.name: " in problem
+
+
+@pytest.mark.parametrize(
+    ("right", "typed"),
+    [("name", "nam"), ("kind", "kidn"), ("apiVersion", "apiversion"), ("data", "dat"), ("targets", "targts"),
+     ("performance", "performnce"), ("serving", "servng")],
+)  # fmt: skip
+def test_a_misspelt_section_is_the_only_mistake(write, right: str, typed: str) -> None:
+    """Broken: beside `dat: unknown key; did you mean data?` lint asks for the labels that `dat` names."""
+    text = (
+        "data: {validation: {source: input_example, labels: y}}\n"
+        "targets: {cpu: {}}\n"
+        "tolerances: {fp32: {accuracy: 0.01}}\n"
+        "performance: {max_cost_per_million: 2}\n"
+        "serving: {price_per_hour: 1, p99_ms: 2}\n"
+        "waivers: [{gate: max_cost_per_million, target: cpu, reason: a, owner: b, expires: 2099-01-01}]\n"
+    )
+    path = write(text)
+    assert said(path) == []
+    path.write_text(path.read_text().replace(f"{right}:", f"{typed}:", 1))
+    (problem,) = said(path)
+    assert f" {typed}: unknown key" in problem
+    assert problem.endswith(f"did you mean {right}?")
