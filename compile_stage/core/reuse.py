@@ -23,7 +23,7 @@ MADE = frozenset(
         "inspect",
         "refuse-model",
         "sample",
-        "cover",
+        "compare-samples",
         "rewrite",
         "lower",
         "compile",

@@ -41,9 +41,8 @@ def compare_samples(
         return answer
 
     try:
-        stored = context.cached(
-            "cover/4", "", {**key, "packages": plugins.package_versions("onnx", "onnxruntime")}, make
-        )
+        packages = plugins.package_versions("onnx", "onnxruntime")
+        stored = context.cached("compare-samples/1", "", {**key, "packages": packages}, make)
     except CompileStageError as error:
         return (f"whether the calibration samples cover the validation samples is not known: {error.problem}",)
     shared = overlap_note(stored.value["overlap"], calibration.count, validation.count)
