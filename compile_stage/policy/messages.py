@@ -138,7 +138,8 @@ def _unknown_metrics(tree: Node) -> tuple[list[Problem], set[Path]]:
 def correct_sections(tree: Node) -> tuple[Node, list[Problem]]:
     """A file's tree with each misspelt key of the top level as it was probably meant, and a problem for each: what
     stands there is checked, and nothing else is wrong only because it is not found."""
-    known, problems, meant = keys_at(()), [], {}
+    known, problems = keys_at(()), []
+    meant: dict[str, str] = {}
     for key in tree.value:
         if key in known:
             continue
