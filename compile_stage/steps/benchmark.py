@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from compile_stage.core import plugins
 from compile_stage.core.context import Context, cache_key
 from compile_stage.core.digest import revive
-from compile_stage.core.errors import WorkerError
+from compile_stage.core.killed_workers import once_more_after_a_kill
 from compile_stage.core.records import (
     Artifact,
     CacheState,
@@ -326,12 +326,7 @@ def _benchmark(
     is_open = bool(before) and not decided(before)
 
     def make(_: Any) -> dict[str, Measurement]:
-        try:
-            measured = measure(request)
-        except WorkerError as error:
-            if not error.killed:
-                raise
-            measured = measure(replace(request, after_a_kill=True))
+        measured = once_more_after_a_kill(lambda again: measure(replace(request, after_a_kill=again)))
         return {name: replace(measurement, tries=tries + 1) for name, measurement in measured.items()}
 
     try:

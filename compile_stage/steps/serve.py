@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import CompileStageError, GateError, StorageError, WorkerError
+from compile_stage.core.killed_workers import once_more_after_a_kill
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
 from compile_stage.measure.served_tolerance import SERVED_TOLERANCE, served_tolerance
@@ -108,8 +110,18 @@ def _looked_at(
     samples: SampleSet | None,
     limits: WorkerLimits,
     trust: Trust | None,
-    *,
-    after_a_kill: bool = False,
+) -> str:
+    return once_more_after_a_kill(partial(_look, context, version, target, samples, limits, trust))
+
+
+def _look(
+    context: Context,
+    version: FetchedVersion,
+    target: Target,
+    samples: SampleSet | None,
+    limits: WorkerLimits,
+    trust: Trust | None,
+    after_a_kill: bool,
 ) -> str:
     uri = version.uri
     with (
@@ -122,7 +134,7 @@ def _looked_at(
             raise
         except CompileStageError as error:
             if isinstance(error, WorkerError) and error.killed and not after_a_kill:  # by somebody: it may well load
-                return _looked_at(context, version, target, samples, limits, trust, after_a_kill=True)
+                raise
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
                 fix="load it yourself: mlflow.pyfunc.load_model, in a new process",

@@ -11,6 +11,7 @@ from compile_stage.core import plugins
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import SourceError, UsageError, WorkerError
+from compile_stage.core.killed_workers import once_more_after_a_kill
 from compile_stage.core.ports import WorkerLimits
 from compile_stage.core.records import Answers, Budget, Candidate, Check, Failure, Outcome, Verdict
 
@@ -73,12 +74,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
         return check
 
     try:
-        try:
-            check = soaked_check()
-        except WorkerError as error:
-            if not error.killed:
-                raise
-            check = soaked_check()  # somebody killed its process: a slower one would win
+        check = once_more_after_a_kill(lambda _: soaked_check())
     except WorkerError as error:
         return candidate.failed(Failure(kind=error.kind, step="soak", problem=error.problem, detail=error.detail))
     except (SourceError, UsageError) as error:
