@@ -141,7 +141,13 @@ def _is_quantised(cone: Sequence[Any]) -> bool:
 
 
 def sort_nodes(graph: GraphProto) -> None:
-    """Order the nodes so that each comes after what it reads, otherwise as they are."""
+    """Order the nodes so that each comes after what it reads, otherwise as they are: nodes of two exports, each in its
+    own order. (`sources.graph.sort_nodes` is for files of others: subgraphs too, in any valid order, and a circle is
+    left to ONNX's checker.)
+
+    Raises:
+        UsageError: The two graphs compute what they share in orders that exclude each other.
+    """
     available = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer} | {""}
     produced = {name for node in graph.node for name in node.output}
     waiting, ordered = list(graph.node), []
