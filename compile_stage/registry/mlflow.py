@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,12 +116,14 @@ class MLflowRegistry(Registry):
             return replace(receipt, note=f"{deleted}: {anew}" if deleted else "")
 
     def push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> Receipt:
-        with ending_what_failed(bundle.name) as experiments:
-            return self._push(bundle, source, files, experiments)
+        with ending_what_failed(bundle.name) as began:
+            return self._push(bundle, source, files, began)
 
     @repeatable
-    def _push(self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], experiments: list[str]) -> Receipt:
-        return mlflow_publish.push(connect(), bundle, source, files, experiments)
+    def _push(
+        self, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], began: Callable[[str], None]
+    ) -> Receipt:
+        return mlflow_publish.push(connect(), bundle, source, files, began)
 
     @repeatable
     def current(self, name: str, alias: str) -> Receipt | None:

@@ -3,7 +3,7 @@ interrupted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -61,21 +61,22 @@ def end_killed(client: Any, experiment_id: str, writer: str, *, but: Collection[
 
 
 @contextmanager
-def ending_what_failed(name: str) -> Iterator[list[str]]:
+def ending_what_failed(name: str) -> Iterator[Callable[[str], None]]:
     """Where the push of a registered model, with all its attempts, fails or is interrupted, end what it began: its runs
     would be RUNNING, and its upload PENDING, for ever where nobody pushes again. The next push of the key goes on with
     the runs. Whatever fails here: why the push ended is what is reported.
 
     Yields:
-        A list for the ids of the experiments that the push makes runs in.
+        What the push calls with the id of each experiment before it makes runs in it. Where it called it with none,
+        nothing is asked of the registry, which may be out of reach.
     """
-    experiments: list[str] = []
+    experiments: set[str] = set()
     try:
-        yield experiments
+        yield experiments.add
     except (Exception, KeyboardInterrupt):
         if experiments:
             with suppress(Exception):
-                within(partial(_end_failed, name, set(experiments)), lambda: _ENDING_S)
+                within(partial(_end_failed, name, experiments), lambda: _ENDING_S)
         raise
 
 

@@ -21,7 +21,7 @@ from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
-from compile_stage.core.records import Bundle, Receipt, SourceModel
+from compile_stage.core.records import Bundle, Receipt, SourceModel, record
 from compile_stage.registry.held_files import GONE
 from compile_stage.registry.mlflow_connection import is_code, single_writer, trouble
 from compile_stage.registry.mlflow_datasets import measured_on, validation_dataset
@@ -69,20 +69,40 @@ _PAUSES_S = (0.05, 0.2, 0.5, 1.0)
 _ABANDONED_S = 24 * 3600  # what another machine began so long ago is dead: large models take hours on a slow line
 
 
+@record
+class _Push:
+    """What one push works with.
+
+    Attributes:
+        files: Name → file of the reports.
+        writer: This machine's place for the registered model (`single_writer`).
+        began: Is called with the id of an experiment before runs are made in it.
+    """
+
+    client: Any
+    bundle: Bundle
+    source: SourceModel
+    files: Mapping[str, Path]
+    writer: str
+    began: Callable[[str], None]
+
+
 def push(
-    client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], experiments: list[str]
+    client: Any, bundle: Bundle, source: SourceModel, files: Mapping[str, Path], began: Callable[[str], None]
 ) -> Receipt:
     """Publish the bundle, or find it published: same key, same version.
 
     Args:
-        experiments: The ids of those that runs are made in are added to it, for `ending_what_failed`.
+        began: Is called with the id of an experiment before runs are made in it (`ending_what_failed`).
 
     Raises:
         RegistryError: The registry can't be reached or refuses; nothing half-done is visible then.
     """
     check_name(bundle.name)
     with trouble(bundle.name), single_writer(bundle.name) as writer:
-        receipt = _find_or_push(client, bundle, source, files, writer, experiments)
+        receipt = _find_or_push(
+            _Push(client=client, bundle=bundle, source=source, files=files, writer=writer, began=began)
+        )
         end_published(client, bundle.name, receipt)
         return receipt
 
@@ -100,17 +120,10 @@ def attach(client: Any, receipt: Receipt, files: Mapping[str, Path]) -> None:
         client.set_model_version_tag(receipt.name, receipt.version, REPORT_TAG, report_state(receipt))
 
 
-def _find_or_push(
-    client: Any,
-    bundle: Bundle,
-    source: SourceModel,
-    files: Mapping[str, Path],
-    writer: str,
-    experiments: list[str],
-    attempts: int = _ATTEMPTS,
-) -> Receipt:
+def _find_or_push(push: _Push, attempts: int = _ATTEMPTS) -> Receipt:
     from mlflow.exceptions import MlflowException
 
+    client, bundle = push.client, push.bundle
     note = ""
     while held := versions_of(client, bundle.name, bundle.key):
         receipt = receipt_of(held[0])
@@ -123,11 +136,11 @@ def _find_or_push(
         _set_aside(client, receipt, prefix + bundle.key)
         note = replaced_note(receipt.uri, reason, prefix)
     try:
-        return replace(_push(client, bundle, source, files, writer, experiments), note=note)
+        return replace(_publish(push), note=note)
     except MlflowException as error:
         if attempts == 1 or not taken_away(error):
             raise
-    return _find_or_push(client, bundle, source, files, writer, experiments, attempts - 1)
+    return _find_or_push(push, attempts - 1)
 
 
 def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
@@ -136,17 +149,12 @@ def _set_aside(client: Any, receipt: Receipt, key: str) -> None:
     client.set_model_version_tag(receipt.name, receipt.version, KEY_TAG, key)
 
 
-def _push(
-    client: Any,
-    bundle: Bundle,
-    source: SourceModel,
-    files: Mapping[str, Path],
-    writer: str,
-    experiments: list[str],
-) -> Receipt:
-    runs = _runs(client, bundle, source, writer, experiments)
+def _publish(push: _Push) -> Receipt:
+    """Make the version, with its runs and its logged model."""
+    client, bundle, source, writer = push.client, push.bundle, push.source, push.writer
+    runs = _runs(push)
     end_killed(client, runs.experiment_id, writer, but=(runs.parent, runs.child))
-    _describe(client, runs, bundle, source, files)
+    _describe(client, runs, bundle, source, push.files)
     model = _logged_model(client, bundle, source, runs, writer)
     _lineage(client, runs, model, source)
     _measurements(client, runs, model, bundle, source)
@@ -333,28 +341,28 @@ def _staged(bundle: Bundle, model: Any, runs: Runs, into: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------- runs and lineage
 
 
-def _runs(client: Any, bundle: Bundle, source: SourceModel, writer: str, experiments: list[str]) -> Runs:
+def _runs(push: _Push) -> Runs:
     """Parent and child run, in the source's own experiment where that is allowed: only there MLflow's page shows the
     lineage."""
     from mlflow.exceptions import MlflowException
 
-    if os.environ.get("MLFLOW_EXPERIMENT_ID") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or not source.experiment_id:
-        return _runs_in(client, _experiment(client), bundle, source, writer, experiments)
+    of_source = push.source.experiment_id
+    if os.environ.get("MLFLOW_EXPERIMENT_ID") or os.environ.get("MLFLOW_EXPERIMENT_NAME") or not of_source:
+        return _runs_in(push, _experiment(push.client))
     try:
-        return _runs_in(client, source.experiment_id, bundle, source, writer, experiments)
+        return _runs_in(push, of_source)
     except MlflowException as error:
         if not is_code(error, *REFUSED):
             raise
-    return _runs_in(client, _experiment(client), bundle, source, writer, experiments)
+    return _runs_in(push, _experiment(push.client))
 
 
-def _runs_in(
-    client: Any, experiment: str, bundle: Bundle, source: SourceModel, writer: str, experiments: list[str]
-) -> Runs:
-    experiments.append(experiment)
+def _runs_in(push: _Push, experiment: str) -> Runs:
+    client, bundle, source = push.client, push.bundle, push.source
+    push.began(experiment)
     policy = prefixed(bundle.tags).get(TAG + "policy_digest", "")
     parent_key = digest_of({"source": source.digest, "uri": source.uri, "policy": policy, "name": bundle.name})
-    common = {**prefixed({"source": source.uri, "source_digest": source.digest}), WRITER_TAG: writer}
+    common = {**prefixed({"source": source.uri, "source_digest": source.digest}), WRITER_TAG: push.writer}
     model = "-".join(filter(None, (source.name, source.version)))
     rules = prefixed(bundle.tags).get(TAG + "policy", "")
     parent = _run(client, experiment, parent_key, " · ".join(filter(None, (f"compile {model}", rules))), common)
