@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -107,24 +108,30 @@ def load(path: Path, serialization_format: str, source: SourceModel, logged_with
     Args:
         logged_with: Package and version that wrote it, for the message when it can't be read.
     """
-    try:
-        with warnings.catch_warnings():
-            # Of other versions: an incompatible one raises, or differs from what validation expects.
-            warnings.simplefilter("ignore")
-            if serialization_format == "skops":
-                import skops.io
 
-                return skops.io.load(path, trusted=skops.io.get_untrusted_types(file=path))
-            import cloudpickle  # type: ignore[import-untyped]
-
-            logged_code.make_importable(source)
-            with path.open("rb") as stream:
-                return cloudpickle.load(stream)
-    except ModuleNotFoundError as error:
-        raise logged_code.missing_module(source, error) from error
-    except Exception as error:
-        raise SourceError(
+    def not_loaded(error: Exception) -> SourceError:
+        return SourceError(
             f"it can't be loaded: {type(error).__name__}: {error}",
             fix=f"it was logged with {logged_with}: install that version, or log it again",
             where=source.uri,
-        ) from error
+        )
+
+    with warnings.catch_warnings():
+        # Of other versions: an incompatible one raises, or differs from what validation expects.
+        warnings.simplefilter("ignore")
+        if serialization_format == "skops":
+            return logged_code.load(source, partial(_read_skops, path), not_loaded)
+        return logged_code.load_pickle(source, partial(_read_pickle, path), not_loaded)
+
+
+def _read_skops(path: Path) -> Any:
+    import skops.io
+
+    return skops.io.load(path, trusted=skops.io.get_untrusted_types(file=path))
+
+
+def _read_pickle(path: Path) -> Any:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    with path.open("rb") as stream:
+        return cloudpickle.load(stream)

@@ -136,14 +136,11 @@ def _load(source: SourceModel) -> Any:
     import statsmodels
     from statsmodels.iolib.api import load_pickle
 
-    logged_code.make_importable(source)
-    try:
-        return load_pickle(str(_file(source)))
-    except ModuleNotFoundError as error:
-        raise logged_code.missing_module(source, error) from error
-    except Exception as error:
+    def not_loaded(error: Exception) -> SourceError:
         problem = f"it can't be loaded: {first_line(error)}"
-        raise mlmodel.not_loaded(source, problem, statsmodels, "statsmodels_version") from error
+        return mlmodel.not_loaded(source, problem, statsmodels, "statsmodels_version")
+
+    return logged_code.load_pickle(source, lambda: load_pickle(str(_file(source))), not_loaded)
 
 
 def _signature(columns: Sequence[str]) -> Signature:

@@ -226,21 +226,20 @@ def _load_pickle(source: SourceModel) -> Any:
     them."""
     import mlflow.pytorch
 
-    logged_code.make_importable(source)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns of pickles; the policy has allowed them
-        try:
-            module = mlflow.pytorch._load_model(str(_pickle(source).parent), weights_only=False)
-        except ModuleNotFoundError as error:
-            raise logged_code.missing_module(source, error) from error
-        except Exception as error:
-            raise SourceError(
-                f"its pickle can't be loaded: {torch_forward.reason(error)}",
-                fix="install the packages that it was trained with, or log it with serialization_format='pt2' (MLflow "
-                "3.11 and newer)",
-                where=source.uri,
-            ) from error
-    return module.eval()
+    def read() -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow warns of pickles; the policy has allowed them
+            return mlflow.pytorch._load_model(str(_pickle(source).parent), weights_only=False)
+
+    def not_loaded(error: Exception) -> SourceError:
+        return SourceError(
+            f"its pickle can't be loaded: {torch_forward.reason(error)}",
+            fix="install the packages that it was trained with, or log it with serialization_format='pt2' (MLflow "
+            "3.11 and newer)",
+            where=source.uri,
+        )
+
+    return logged_code.load_pickle(source, read, not_loaded).eval()
 
 
 def _fixed_sizes(source: SourceModel, signature: Signature) -> list[str]:
