@@ -58,7 +58,7 @@ def test_what_passes_under_a_waiver_is_measured_like_any_other(
     assert result.exit_code == 3
     for candidate in result.targets[0].candidates:
         assert candidate.measurement is not None
-        assert result.targets[0].selection.reasons[candidate.job.id].startswith("speedup")
+        assert result.targets[0].selection.reasons[candidate.job.id].startswith("min_speedup")
 
 
 @pytest.mark.slow
