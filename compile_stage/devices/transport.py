@@ -53,8 +53,8 @@ _MESSAGES: Mapping[Literal["ssh", "adb"], tuple[Known, ...]] = {
         ),
         Known(
             "could not resolve hostname|name or service not known",
-            "there is no host of that name",
-            "look at its `ssh` in the hosts file, and at ~/.ssh/config",
+            "ssh finds no machine called {address}",
+            "give its address as `ssh` of {name} in the hosts file (hosts.yaml, or --hosts FILE), or in ~/.ssh/config",
         ),
         Known("connection refused", "nothing listens there: is sshd running, on that port?", "look at its `port`"),
         Known(
@@ -115,7 +115,7 @@ def explain(host: Host, code: int | None, said: str) -> DeviceError:
     known = [*(_MESSAGES[host.transport] if of_client else ()), *(() if code == 255 else (_NO_PYTHON,))]
     for message in known:
         if re.search(message.pattern, said, re.IGNORECASE):
-            words = {"address": host.address, "python": host.python}
+            words = {"name": host.name, "address": host.address, "python": host.python}
             return DeviceError(message.problem.format(**words), fix=message.fix.format(**words), where=host.name)
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
     return DeviceError(

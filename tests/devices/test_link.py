@@ -84,7 +84,7 @@ def test_a_session_reads_the_hardware_takes_files_and_leaves_nothing(device: Dev
         ("known_hosts", "its host key is not known here", "ssh device once by hand"),
         ("changed_key", "its host key is another one than before", "ssh-keygen -R device"),
         ("key", "it refuses our key", "ssh-copy-id device"),
-        ("name", "there is no host of that name", "hosts file"),
+        ("name", "ssh finds no machine called no..such.invalid", "`ssh` of board in the hosts file"),
         ("port", "nothing listens there", "port"),
         ("config", "ssh refuses its configuration", "the file that it names"),
     ],
