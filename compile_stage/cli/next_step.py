@@ -9,7 +9,7 @@ from pathlib import Path
 from compile_stage.core.generation import has_cache
 from compile_stage.core.records import Candidate, Receipt, RunResult, TargetResult
 from compile_stage.report import summary
-from compile_stage.report.why import serve_command
+from compile_stage.report.why import serve_command, with_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ def next_step(result: RunResult, folder: Path, asked: Asked) -> str:
     """
     targets = sorted(result.targets, key=lambda target: not target.policy.target.required)
     if result.status == "passed":
-        return next(filter(None, (_after_success(target, asked) for target in targets)), "")
+        trusted = _trusted(result)
+        return next(filter(None, (_after_success(target, asked, trusted) for target in targets)), "")
     for target in targets:
         promoted = summary.promotion(result, target)
         if promoted is not None and promoted[0] == "failed":
@@ -43,12 +44,19 @@ def next_step(result: RunResult, folder: Path, asked: Asked) -> str:
     return _without_winner(result, lost, folder, asked) if lost is not None else ""
 
 
-def _after_success(target: TargetResult, asked: Asked) -> str:
+def _trusted(result: RunResult) -> tuple[str, ...]:
+    """The policy's files of trusted keys, where what it publishes is loaded and promoted only where they are named."""
+    compliance = result.policy.compliance
+    return compliance.trusted_keys if compliance.require_signature else ()
+
+
+def _after_success(target: TargetResult, asked: Asked, trusted: tuple[str, ...]) -> str:
     receipt = target.receipt
     if receipt is not None:
         if target.policy.promote.approval and receipt.promoted_to is None and "; then: compile-stage" in receipt.note:
-            return receipt.note.removeprefix("waiting for approval: ")
-        return _use(receipt)
+            asks, _, promotes = receipt.note.removeprefix("waiting for approval: ").rpartition("; then: ")
+            return f"{asks}; then: {with_trust(promotes, trusted)}"
+        return _use(receipt, trusted)
     if waits := _validate_there(target):
         return waits
     if target.winner is not None and not asked.publish:
@@ -56,11 +64,11 @@ def _after_success(target: TargetResult, asked: Asked) -> str:
     return ""
 
 
-def _use(receipt: Receipt) -> str:
+def _use(receipt: Receipt, trusted: tuple[str, ...]) -> str:
     """MLflow knows no other registry's versions."""
     if receipt.uri.startswith("models:/"):
-        return serve_command(receipt)
-    return f"compile-stage verify {shlex.quote(receipt.uri)}"
+        return serve_command(receipt, trusted)
+    return with_trust(f"compile-stage verify {shlex.quote(receipt.uri)}", trusted)
 
 
 def _validate_there(target: TargetResult) -> str:

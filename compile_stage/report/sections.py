@@ -38,7 +38,7 @@ from compile_stage.report.payback import payback
 from compile_stage.report.result import timing_summary
 from compile_stage.report.rounds import Rounds, rounds_of
 from compile_stage.report.serving import serving_remarks, serving_rows, serving_text
-from compile_stage.report.why import serve_command, why_it_won
+from compile_stage.report.why import serve_command, trusted_files, why_it_won
 
 _MOST_LINES = 8
 """Participants in the charts of rounds and of errors: more can't be told apart."""
@@ -92,7 +92,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "baseline_timing": _main_summary(target, baseline),
         "winner_timing": _main_summary(target, winner.measurement if winner is not None else None),
         "why": why_it_won(result, target),
-        "serve": serve_command(target.receipt) if target.receipt is not None and winner is not None else "",
+        "serve": serve_command(target.receipt, trusted_files(result)) if target.receipt is not None and winner else "",
         "rows": rows,
         "medians": medians,
         "time": numbers.seconds_column(medians.values()),

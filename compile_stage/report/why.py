@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Iterable
+
 from compile_stage.core.records import Receipt, RunResult, TargetResult
 from compile_stage.report import numbers, summary
+from compile_stage.serving.trust import TRUST_VARIABLE
 
 
 def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
@@ -49,8 +54,25 @@ def _next_best(target: TargetResult, rows: tuple[summary.Row, ...], won: summary
     return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}, {ratio}: {row.reason}."
 
 
-def serve_command(receipt: Receipt) -> str:
-    """The shell command that serves a published version over HTTP; by its alias where one points to it."""
+def trusted_files(result: RunResult) -> tuple[str, ...]:
+    """The files of trusted keys, as the policy writes them, where it demands a signature; without one of them no such
+    version is loaded. Empty where it demands none, or names none itself."""
+    values = {value.path: value.value for value in result.policy_values}
+    return tuple(values.get("compliance.trusted_keys") or ()) if values.get("compliance.require_signature") else ()
+
+
+def with_trust(command: str, files: Iterable[str]) -> str:
+    """The shell command with the variable that names these files of trusted keys; as it is where there are none."""
+    named = os.pathsep.join(files)
+    return f"{TRUST_VARIABLE}={shlex.quote(named)} {command}" if named else command
+
+
+def serve_command(receipt: Receipt, trusted: Iterable[str] = ()) -> str:
+    """The shell command that serves a published version over HTTP; by its alias where one points to it.
+
+    Args:
+        trusted: Files of trusted keys, where the version's policy demands a signature.
+    """
     uri = f"models:/{receipt.name}@{receipt.promoted_to}" if receipt.promoted_to else receipt.uri
     quoted = "'" + uri.replace("'", "'\\''") + "'"
-    return f"mlflow models serve -m {quoted} --env-manager local --port 5000"
+    return with_trust(f"mlflow models serve -m {quoted} --env-manager local --port 5000", trusted)

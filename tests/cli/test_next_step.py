@@ -38,6 +38,24 @@ def test_what_was_published_is_served(result: RunResult) -> None:
     assert after(kept, dataclasses.replace(ASKED, publish=False)).startswith("the same command without --no-publish ")
 
 
+def test_what_is_loaded_with_a_trusted_key_alone_is_served_with_it(result: RunResult) -> None:
+    """Broken: where the policy demands signatures, `models serve` ended with "nothing here says whose is trusted"."""
+    compliance = dataclasses.replace(
+        result.policy.compliance, require_signature=True, trusted_keys=("/keys/ci 1.pub", "/keys/b.pub")
+    )
+    signed = dataclasses.replace(result, policy=dataclasses.replace(result.policy, compliance=compliance))
+    trust = "COMPILE_STAGE_TRUST='/keys/ci 1.pub:/keys/b.pub' "
+    assert after(signed) == trust + after(result)
+    first = signed.targets[0]
+    assert first.receipt is not None
+    filed = dataclasses.replace(first.receipt, uri="folder:/srv/x/3", promoted_to=None)
+    assert after(with_first(signed, receipt=filed)) == trust + "compile-stage verify folder:/srv/x/3"
+    policy = dataclasses.replace(first.policy, promote=Promotion(alias="p", approval="ok"))
+    note = "waiting for approval: set the tag ok=ann on models:/x/3; then: compile-stage promote models:/x/3 --alias p"
+    waits = with_first(signed, policy=policy, receipt=dataclasses.replace(first.receipt, promoted_to=None, note=note))
+    assert after(waits).endswith(f"; then: {trust}compile-stage promote models:/x/3 --alias p")
+
+
 def test_an_approval_is_asked_for_as_the_receipt_says(result: RunResult) -> None:
     """Broken: "serve it" of a version that waits for a person."""
     first = result.targets[0]

@@ -8,13 +8,23 @@ from types import ModuleType
 
 import pytest
 
-from compile_stage.core.records import Check, Gate, Measurement, Outcome, Receipt, RunResult, Timing, Verdict
+from compile_stage.core.records import (
+    Check,
+    Gate,
+    Measurement,
+    Outcome,
+    PolicyValue,
+    Receipt,
+    RunResult,
+    Timing,
+    Verdict,
+)
 from compile_stage.report import numbers, summary
 from compile_stage.report.page_data import embedded
 from compile_stage.report.pareto import Point, axes, frontier
 from compile_stage.report.payback import payback
 from compile_stage.report.rounds import rounds_of
-from compile_stage.report.why import serve_command, why_it_won
+from compile_stage.report.why import serve_command, trusted_files, why_it_won
 
 
 def point(name: str, p50_s: float, size: float, *, passed: bool = True) -> Point:
@@ -137,6 +147,19 @@ def test_the_command_serves_by_the_alias_and_names_stay_words() -> None:
     assert serve_command(receipt) == "mlflow models serve -m 'models:/a b/3' --env-manager local --port 5000"
     named = serve_command(dataclasses.replace(receipt, promoted_to="prod"))
     assert named.split(" -m ")[1].startswith("'models:/a'\\''; rm -rf ~; '\\''@prod' ")
+
+
+def test_a_signature_that_is_demanded_is_in_the_command_of_the_report(factory: ModuleType) -> None:
+    """Broken: the command of the report ended with "nothing here says whose is trusted"."""
+    result = factory.make_result()
+    said = tuple(
+        PolicyValue(path=f"compliance.{name}", value=value, origin="p.yaml:1", is_default=False)
+        for name, value in (("require_signature", True), ("trusted_keys", ["keys/ci.pub"]))
+    )
+    assert trusted_files(dataclasses.replace(result, policy_values=said)) == ("keys/ci.pub",)
+    assert trusted_files(dataclasses.replace(result, policy_values=said[1:])) == ()
+    receipt = Receipt(uri="models:/a/3", name="a", version="3", digest="", created=True)
+    assert serve_command(receipt, ("keys/ci.pub",)).startswith("COMPILE_STAGE_TRUST=keys/ci.pub mlflow models serve ")
 
 
 def test_data_in_the_page_can_not_end_their_element() -> None:
