@@ -146,9 +146,15 @@ def again(uri: str, policy: str, state: Path) -> None:
     if not settings.database and not (settings.state / "queue.db").is_file():
         raise UsageError("there is no queue in this folder", where=str(state), fix="name the service's with --state")
     store = Store(settings.database_url)
-    queued = Queue(store, settings.owner).add("run", name, version, policy, again=True)
+    queue = Queue(store, settings.owner)
+    known = queue.subjects("run")
+    queued = queue.add("run", name, version, policy, again=True)
     store.close()
     click.echo(f"{uri} under {policy}: {'queued' if queued else 'it is queued or running already'}")
+    if policy not in known:  # it may be new: the service's folder decides, which is not known here
+        others = f", but under {', '.join(known)}" if known else ""
+        note = f"the queue had no run under {policy!r} before{others}; it waits until the service's folder has one"
+        click.echo(f"note: {note}", err=True)
 
 
 def _requalify_once(given: dict[str, Any]) -> int:

@@ -177,6 +177,12 @@ class Queue:
         with self._store.transaction() as connection:
             return connection.execute(jobs.select().where(same)).first() is not None
 
+    def subjects(self, kind: str) -> tuple[str, ...]:
+        """Of all jobs of a kind, whatever became of them: the policies' names, of runs."""
+        jobs = table("jobs")
+        with self._store.transaction() as connection:
+            return tuple(sorted({row.subject for row in connection.execute(jobs.select().where(jobs.c.kind == kind))}))
+
     def claim(self, kinds: Iterable[str]) -> Job | None:
         """Take the oldest job that is due; its attempt is counted before anything is started."""
         from sqlalchemy import and_, false, or_

@@ -9,12 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
+from compile_stage.cli.commands import cli
 from compile_stage.core.errors import StorageError
 from compile_stage.service import queue as queue_module
 from compile_stage.service.deliveries import Delivery, Refused
 from compile_stage.service.metrics import BUCKETS_S, exposition
 from compile_stage.service.queue import Figures, Job, Queue
+from compile_stage.service.settings import DATABASE_VARIABLE
 from compile_stage.service.store import Store
 
 
@@ -287,3 +290,18 @@ def test_a_long_sum_of_seconds_keeps_its_last_digits() -> None:
     figures = Figures(deliveries={}, looks=0, jobs=[], exits=[], durations=durations)
     text = exposition(figures, {}, 0.0, poll_failed=False)
     assert 'attempt_seconds_sum{kind="run"} 1234567.25' in text
+
+
+def test_again_says_where_no_run_was_under_a_policy_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a misspelt policy was said to be queued and nothing more, and waited for a file that never comes."""
+    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
+    store = Store(f"sqlite:///{tmp_path / 'queue.db'}")
+    Queue(store, "here").add("run", "m", "1", "cpu-server")
+    store.close()
+    again = ["watch", "again", "models:/m/2", "--state", str(tmp_path), "--policy"]
+    assert CliRunner().invoke(cli, [*again, "cpu-server"]).stderr == ""
+    said = CliRunner().invoke(cli, [*again, "cpu-sever"])
+    assert said.stdout == "models:/m/2 under cpu-sever: queued\n"
+    assert "had no run under 'cpu-sever' before, but under cpu-server; it waits" in said.stderr
