@@ -32,14 +32,20 @@ def compile_model(params: dict[str, Any], run_id: str) -> dict[str, Any]:
     command = [os.environ.get("COMPILE_STAGE", "compile-stage"), "run", "--policy", params["policy"], "--out", str(out)]
     for target in params["targets"]:
         command += ["--target", target]
+    folder = None
+    if params["reports"]:
+        # Before the stage runs: storage that can't be had would be found when everything is done and published.
+        try:
+            folder = ObjectStoragePath(params["reports"]) / run_id
+            folder.mkdir(parents=True, exist_ok=True)
+        except ImportError as error:  # no other try helps
+            raise AirflowFailException(f"reports: {params['reports']}: {error}") from error
     for name in REPORTS:
         (out / name).unlink(missing_ok=True)  # of an earlier run; it must not be taken for this one's
     code = subprocess.run([*command, *params["arguments"], "--", params["model_uri"]], check=False).returncode  # noqa: S603 (a list: no shell reads it)
 
     kept = str(out)
-    if params["reports"]:
-        folder = ObjectStoragePath(params["reports"]) / run_id
-        folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
         for name in REPORTS:
             if (out / name).exists():
                 (folder / name).write_bytes((out / name).read_bytes())

@@ -86,6 +86,14 @@ def test_a_run_keeps_its_reports_and_returns_what_was_published(run_dag, tmp_pat
     assert {file.name for file in kept.iterdir()} == {"result.json", "report.html", "report.md", "junit.xml"}
 
 
+def test_storage_that_can_not_be_reached_is_found_before_the_stage_runs(run_dag, tmp_path, registered):
+    """Broken: a worker without s3fs found it when all was compiled and published, and did it all twice more."""
+    ended, said = run_dag(model_uri=registered.uri, policy=str(registered.policy), reports="s3://bucket/reports")
+    assert ended == {"state": "failed", "tries": 1, "returned": None}
+    assert "reports: s3://bucket/reports: Install s3fs to access S3" in said
+    assert not (tmp_path / "compile-stage-out").exists()
+
+
 def test_a_failed_gate_fails_the_task_without_another_try(run_dag, tmp_path, registered):
     """Broken: a model that missed its gate counts as done, or is compiled three times to no end."""
     ended, said = run_dag(model_uri=registered.uri, policy=str(registered.unreachable), arguments=["--no-publish"])
