@@ -76,6 +76,8 @@ def compile_model(
         content = json.loads(result_file.read_text(encoding="utf-8"))
         shutil.copyfile(result_file, result.path)
         shutil.copyfile(out / "report.html", report.path)
+        # The stage has just named files that nobody finds after this.
+        print(f"{out} is removed: its reports are the outputs `result` and `report` of this step", flush=True)
 
     for target in content["targets"]:
         for candidate in target["candidates"]:

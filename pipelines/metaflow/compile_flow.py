@@ -49,6 +49,8 @@ class CompileFlow(FlowSpec):
             self.report_html = (out / "report.html").read_text(encoding="utf-8")
             self.junit_xml = (out / "junit.xml").read_text(encoding="utf-8")
             current.card.append(Markdown((out / "report.md").read_text(encoding="utf-8")))
+            # The stage has just named files that nobody finds after this.
+            print(f"{out} is removed: the reports are artifacts of this step, and its card")
         self.next(self.gate)
 
     @step

@@ -34,11 +34,13 @@ def main(model_uri: str, policy: str, targets: str, arguments: str, shipped: str
             command += ["--target", target]
         command += [*json.loads(arguments), "--", model_uri]
         code = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603 (a list: no shell reads it)
-        with mlflow.start_run():  # goes on with the run that MLFLOW_RUN_ID names
+        kept = [name for name in REPORTS if (out / name).exists()]
+        with mlflow.start_run() as run:  # goes on with the run that MLFLOW_RUN_ID names
             mlflow.set_tag("compile-stage.exit_code", code)
-            for name in REPORTS:
-                if (out / name).exists():
-                    mlflow.log_artifact(str(out / name))
+            for name in kept:
+                mlflow.log_artifact(str(out / name))
+            if kept:  # the stage has just named files that nobody finds after this
+                print(f"{out} is removed: the reports are artifacts of run {run.info.run_id}", flush=True)
     return code
 
 

@@ -33,6 +33,8 @@ def test_a_failed_gate_fails_the_run_and_keeps_its_reports(embedded, tmp_path, r
     assert (status, tags["compile-stage.exit_code"]) == ("FAILED", "3"), done.stderr
     kept = {path.name for path in (tmp_path / "mlruns" / "0" / run_id / "artifacts").iterdir()}
     assert kept == {"result.json", "report.html", "report.md", "junit.xml"}
+    # Broken without it: the last path that a reader sees is one that was removed.
+    assert f"is removed: the reports are artifacts of run {run_id}" in done.stdout + done.stderr
     assert not [path for path in (tmp_path, PROJECT) if (path / "pwned").exists()]
 
 
