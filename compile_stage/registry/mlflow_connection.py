@@ -33,6 +33,7 @@ from compile_stage.registry.mlflow_retries import (
     repeated_call,
     within,
 )
+from compile_stage.registry.mlflow_stores import StoreTrouble, store_trouble
 
 # MLflow retries a dead server for about four minutes, and one that says `Retry-After: 3600` after an hour. The first
 # three bound it to seconds; whoever set a variable keeps it.
@@ -189,10 +190,12 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             error.where = redacted(place)
         raise
     except MlflowException as error:
-        raise _full(error, place) or _explained(error, place, missing) from error
+        raise _full(error, place) or _of_store(error, place) or _explained(error, place, missing) from error
     except Exception as error:
         if (full := _full(error, place)) is not None:
             raise full from error
+        if (of_store := _of_store(error, place)) is not None:
+            raise of_store from error
         if (known := without_folder(error) or _refused(error, place)) is not None:
             raise known from error
         if isinstance(error, ImportError) and not (error.name or "").startswith("compile_stage"):
@@ -211,6 +214,17 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
         else:
             raise
         raise UnreachableError(problem, fix=_fix_for(problem), where=place) from error
+
+
+def _of_store(error: Exception, place: str) -> RegistryError | None:
+    """What to say of a store of files that this machine's client talks to by itself."""
+    found: StoreTrouble | None = store_trouble(error)
+    if found is None:
+        return None
+    kind = RegistryError if found.refused else UnreachableError
+    does = "refuses" if found.refused else "fails"
+    problem = f"the registry's store of files ({found.store}) {does}: {_first_sentence(found.said)}"
+    return kind(problem, fix=found.fix, where=place, code=Code.REGISTRY_UNREACHABLE)
 
 
 def _full(error: Exception, place: str) -> StorageError | None:

@@ -15,6 +15,7 @@ from compile_stage.registry.held_files import GONE, HeldFiles, differing, refuse
 from compile_stage.registry.mlflow_connection import SAME_FILE_FIX, is_code, trouble
 from compile_stage.registry.mlflow_download import demand_listed, download
 from compile_stage.registry.mlflow_retries import UnreachableError, repeated_call, transfer_limit, within
+from compile_stage.registry.mlflow_stores import store_trouble
 
 _LISTING_S = 150.0  # one folder of a store
 
@@ -37,7 +38,8 @@ def refuse_version(uri: str, tags: Mapping[str, str], bundle: Bundle) -> str | N
             return refuse_folder(folder, tags, bundle)
         return _refuse_fetched(uri, store, tags, bundle) and _refuse_fetched(uri, store, tags, bundle)
     except MlflowException as error:
-        if is_code(error, "RESOURCE_DOES_NOT_EXIST"):
+        found = store_trouble(error)
+        if is_code(error, "RESOURCE_DOES_NOT_EXIST") and not (found is not None and found.lacks_bucket):
             return GONE
         raise
 

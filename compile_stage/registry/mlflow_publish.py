@@ -36,6 +36,7 @@ from compile_stage.registry.mlflow_endings import (
 )
 from compile_stage.registry.mlflow_held import demand_uploaded, refuse_version, upload
 from compile_stage.registry.mlflow_retries import UnreachableError, refused_with
+from compile_stage.registry.mlflow_stores import store_trouble
 from compile_stage.registry.mlflow_versions import (
     model_of,
     receipt_of,
@@ -470,7 +471,7 @@ def _log_file(client: Any, run: str, name: str, path: Path) -> None:
         try:
             client.log_artifact(run, str(named), folder or None)
         except Exception as error:
-            if refused_with(error) is None:
+            if refused_with(error) is None and store_trouble(error) is None:
                 raise
             with trouble(f"runs:/{run}/{name}"):  # which names the file
                 raise

@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import leave_alone
+from compile_stage.registry.mlflow_stores import store_trouble
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -187,13 +188,16 @@ def repeatable(operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def failed_on_the_way(error: Exception) -> bool:
-    """True for an error of the network, a gateway (500, 502, 503, 504, a 404 of its own) or a server that was too busy,
+    """True for an error of the network, a gateway (500, 502, 503, 504, a 404 of its own), a store of files or a server
+    that was too busy,
     and where two clients set a tag for the first time at once: MLflow inserts both, and the database refuses the later.
     False where the registry itself answered."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, UnreachableError | json.JSONDecodeError):  # given up, or cut off
         return True
+    if (store := store_trouble(error)) is not None:
+        return not store.refused
     if not isinstance(error, MlflowException):
         return refused_with(error) is None and type(error).__module__.partition(".")[0] in ("requests", "urllib3")
     if error.error_code == "TEMPORARILY_UNAVAILABLE" or is_foreign_404(error):
