@@ -391,6 +391,8 @@ def _run(client: Any, experiment: str, key: str, name: str, tags: Mapping[str, s
             except MlflowException as error:
                 if not taken_away(error):
                     raise
+    if runs[0].info.status == "KILLED":  # by a push that failed; should this one fail too, it ends what is RUNNING
+        client.update_run(runs[0].info.run_id, "RUNNING")
     return str(runs[0].info.run_id)
 
 

@@ -124,7 +124,7 @@ def test_a_version_whose_runs_are_deleted_for_good_is_still_found_published(
     assert client.get_model_version(receipt.name, receipt.version).tags["compile_stage.report"] == "final"
 
 
-@pytest.mark.parametrize("made_by", ["this machine", "another machine"])
+@pytest.mark.parametrize("made_by", ["this machine", "this machine, again", "another machine"])
 def test_a_push_whose_files_do_not_arrive_leaves_nothing_under_way(
     registry: MLflowRegistry,
     source: SourceModel,
@@ -133,7 +133,8 @@ def test_a_push_whose_files_do_not_arrive_leaves_nothing_under_way(
     made_by: str,
 ) -> None:
     """Broken: where the store of artifacts is down and the tracking server is not, MLflow's page shows the runs of a
-    publication that failed as RUNNING, for ever where nobody publishes again."""
+    publication that failed as RUNNING, for ever where nobody publishes again; or a second attempt leaves its upload
+    PENDING."""
     client = MlflowClient()
     bundle, place = make_bundle("net-compiled"), [source.experiment_id]
     ours = f"tags.`compile_stage.source` = '{source.uri}'"
@@ -154,6 +155,7 @@ def test_a_push_whose_files_do_not_arrive_leaves_nothing_under_way(
             for run in left:
                 client.set_tag(run.info.run_id, "compile_stage.writer", "another")
                 client.update_run(run.info.run_id, "RUNNING")
+        if made_by != "this machine":
             with pytest.raises(RegistryError):
                 registry.push(bundle, source, {})
             assert [run.info.status for run in client.search_runs(place, ours)] == ["KILLED", "KILLED"]
