@@ -178,9 +178,10 @@ PAGES: dict[str, Page] = {
     ),
     Code.STORAGE: Page(
         "a folder can't be written, or its disk is full",
-        "It holds results (`--out`), the cache (`COMPILE_STAGE_CACHE`) or temporary files (`TMPDIR`). "
-        "What was finished is kept.",
-        "Free some space or name another folder by that option or variable, then run again: it goes on from there.",
+        "It holds results (`--out`), the cache (`COMPILE_STAGE_CACHE`) or temporary files (`TMPDIR`); or it is the "
+        "shared cache that `compile-stage cache` was asked to look after. What was finished is kept.",
+        "Free some space or name another folder by that option or variable, then run again: it goes on from there. "
+        "Of a shared cache, check address, account and server.",
     ),
     Code.FILES_REMOVED: Page(
         "files were removed while a run used them",

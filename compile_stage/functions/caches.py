@@ -160,7 +160,12 @@ def _shared(url: str, *, writes: bool = False) -> Iterator[SharedCache]:
     try:
         yield cache
     except StoreError as error:
-        raise StorageError(f"the shared cache can't be used: {error}", where=cache.store.label) from error
+        raise StorageError(
+            f"the shared cache can't be used: {error}",
+            fix="check its address (--shared-cache, AWS_ENDPOINT_URL), its client's account (AWS_ACCESS_KEY_ID, a "
+            "role, ...), that it has not expired and has the rights, and that the server works; then run again",
+            where=cache.store.label,
+        ) from error
 
 
 def _stored(cache: SharedCache) -> Iterator[CacheEntry]:

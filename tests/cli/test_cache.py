@@ -21,7 +21,7 @@ from compile_stage.core import plugins
 from compile_stage.core.cache import Cache, cache_root
 from compile_stage.core.errors import UsageError
 from compile_stage.core.shared_cache import SecretSeal, SharedCache
-from compile_stage.core.shared_store import open_store
+from compile_stage.core.shared_store import Store, StoreError, open_store
 from compile_stage.policy.load import load_policy
 from compile_stage.registry.model_files import keep
 
@@ -205,6 +205,21 @@ def test_the_oldest_entries_are_deleted(
     assert [entry["step"] for entry in left] == ["validate"]
     assert ended("gc", *where, "--max-gb", "0") == 0
     assert "1 entries deleted" in capsys.readouterr().out
+
+
+def test_a_shared_cache_that_does_not_answer_says_what_to_check(
+    two_caches: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: with an account that has expired, `cache ls --shared` says no word on what to do."""
+
+    def refuses(*_: object) -> None:
+        raise StoreError("The provided token has expired")
+
+    monkeypatch.setattr(Store, "list", refuses)
+    assert ended("ls", "--shared") == 2
+    said = capsys.readouterr().err
+    assert "token has expired" in said
+    assert "fix: check its address" in said
 
 
 def test_a_shared_cache_that_is_not_named_is_asked_for(
