@@ -114,7 +114,9 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
             continue
         checked += 1
         reason = _refuse_source(entry) if parts[0] == _SOURCES else local.refuse(entry)
-        if reason is not None:
+        if reason is not None and not entry.exists():  # a run made room meanwhile
+            checked -= 1
+        elif reason is not None:
             refused[entry.relative_to(root).as_posix()] = reason
             if remove:
                 local.delete(entry)
@@ -182,7 +184,10 @@ def _verify_shared(cache: SharedCache, remove: bool) -> CacheCheck:
         if found.seal != cache.seal.name:
             continue
         checked += 1
-        if (reason := _refuse_shared(cache, found.path)) is not None:
+        reason = _refuse_shared(cache, found.path)
+        if reason is not None and not any(cache.store.list(found.path)):  # `gc` deleted it meanwhile
+            checked -= 1
+        elif reason is not None:
             refused[found.path] = reason
             if remove:
                 cache.store.delete(found.path)
