@@ -114,8 +114,8 @@ def _refuse_xgboost(part: Any) -> str | None:
     booster = part.get_booster()
     if part.missing is not None and not np.isnan(part.missing):
         return f"it takes {part.missing} for a missing number: train it with missing=numpy.nan, on NaN in its place"
-    if xgboost.ranks(booster):
-        return "it ranks, and such a model is compiled by itself alone: log it with mlflow.xgboost"
+    if (reason := xgboost.refuse_inside(booster)) is not None:
+        return reason
     return xgboost.refuse_booster(booster) or xgboost.refuse_dropout(bytes(booster.save_raw("json")), booster)
 
 

@@ -33,6 +33,7 @@ _NUMBER = (
     *("count:poisson", "reg:gamma", "reg:tweedie"),
 )
 _RANKS = ("rank:ndcg", "rank:map", "rank:pairwise")
+_SURVIVAL = ("survival:cox", "survival:aft")
 _CLASSES = ("binary:logistic", "multi:softprob", "multi:softmax")
 
 # The list of a tree's categories in UBJSON, with a length other than 0. Whoever sets `feature_types` to None takes the
@@ -98,8 +99,8 @@ class XGBoostSource(Exporter):
         wanted = _signature(model)
         demand_shapes(wanted, shapes, source)
         booster = _booster(model)
-        if ranks(booster):
-            model = booster = _as_regression(model)
+        if alike := _converted_as(booster):
+            model = booster = _with_objective(model, alike)
         try:
             with warnings.catch_warnings(), convertible(model):
                 warnings.simplefilter("ignore")  # deprecations inside the converter
@@ -178,9 +179,21 @@ def _objective(booster: Any) -> str:
     return str(_learner(booster)["objective"]["name"])
 
 
-def ranks(booster: Any) -> bool:
-    """Whether its answers are scores to rank rows by."""
-    return _objective(booster) in _RANKS
+def _converted_as(booster: Any) -> str | None:
+    """The objective that answers alike and that the converter knows, of rankers and models of survival: a ranker
+    answers the sum of its trees, a model of survival the exponential of that, as a rate or a time."""
+    objective = _objective(booster)
+    if objective in _RANKS:
+        return "reg:squarederror"
+    return "count:poisson" if objective in _SURVIVAL else None
+
+
+def refuse_inside(booster: Any) -> str | None:
+    """The reason when it is compiled by itself alone, and not as a part of another model."""
+    if _converted_as(booster) is None:
+        return None
+    objective = _objective(booster)
+    return f"its objective is {objective!r}, and such a model is compiled by itself alone: log it with mlflow.xgboost"
 
 
 def refuse_booster(booster: Any) -> str | None:
@@ -189,7 +202,7 @@ def refuse_booster(booster: Any) -> str | None:
     kind, objective = learner["gradient_booster"]["name"], learner["objective"]["name"]
     if kind != "gbtree":
         return f"its booster is {kind!r}, and only trees (gbtree) have a converter"
-    proven = (*_NUMBER, *_RANKS, *_CLASSES)
+    proven = (*_NUMBER, *_RANKS, *_SURVIVAL, *_CLASSES)
     if objective not in proven:
         return f"its objective {objective!r} has no proven conversion; these have: {', '.join(proven)}"
     if "c" in (booster.feature_types or []) or _CATEGORIES.search(booster.save_raw("ubj")) is not None:
@@ -227,14 +240,14 @@ def refuse_dropout(file: bytes, booster: Any) -> str | None:
     return "it was trained with dropout (dart, rate_drop), and the converter leaves out the weights of its trees"
 
 
-def _as_regression(model: Any) -> Any:
-    """A ranker as a booster with the same answers, which are the sum of its trees as those of a regression. The
-    converter takes it for a classifier of two classes, and knows no XGBRanker."""
+def _with_objective(model: Any, objective: str) -> Any:
+    """The model as a booster with the same answers, of another objective. The converter takes these models for
+    classifiers of two classes, and knows no XGBRanker."""
     booster, best = _booster(model), _booster(model).attr("best_iteration")
     # The wrapper predicts with the trees up to the best round of early stopping, a bare booster with all.
     made = booster.copy() if model is booster or best is None else booster[: int(best) + 1]
     made.set_attr(best_iteration=None)
-    made.set_param({"objective": "reg:squarederror"})
+    made.set_param({"objective": objective})
     return made
 
 
