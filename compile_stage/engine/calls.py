@@ -152,6 +152,13 @@ def prepare_samples(source: Any, request: Any, into: str) -> SampleSet:
     return prepare(wanted, Path(into), model)
 
 
+def demand_even_lists(spec: Any) -> None:
+    """Raises PolicyError where the lists of a column of the policy's file differ in length."""
+    from compile_stage.measure.readers import demand_even_lists as demand
+
+    demand(revive(DataSpec, spec))
+
+
 def _read_by_source(model: SourceModel, wanted: DataSpec) -> FromModel:
     from compile_stage.measure.samples import FromModel, TextReader
 
@@ -363,6 +370,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         export_program,
         export_for,
         prepare_samples,
+        demand_even_lists,
         predict_original,
         lower,
         rank_nodes,

@@ -248,12 +248,46 @@ def _column(spec: DataSpec, name: str, series: Any, fills: Fills) -> Array:
         try:
             stacked = np.array([np.array(_nested(cell)) for cell in values])
         except ValueError as error:
-            raise PolicyError(f"the lists in column {name!r} differ in length", where=spec.source) from error
+            raise _uneven(spec, name) from error
         if stacked.dtype != object:
             return stacked
     if len(cells) != len(values):
         raise PolicyError(f"column {name!r} has {len(values) - len(cells)} empty cells", where=spec.source)
     raise PolicyError(f"column {name!r} mixes values that are no numbers and no text", where=spec.source)
+
+
+def _uneven(spec: DataSpec, name: str) -> PolicyError:
+    return PolicyError(
+        f"the lists in column {name!r} differ in length, and samples are arrays with one length for all",
+        fix="fill them up to one length in the file, with what the model takes for padding, or keep rows of one length",
+        where=spec.source,
+    )
+
+
+def demand_even_lists(spec: DataSpec) -> None:
+    """Raises PolicyError where a column of a parquet file holds lists of unlike length. Nothing else of the file is
+    read, and what is wrong with it otherwise is said when it is."""
+    kind, _, path = spec.source.partition(":")
+    if kind != "file" or not path.endswith(".parquet"):
+        return
+    try:
+        from pyarrow import compute, parquet
+        from pyarrow.lib import ArrowException
+        from pyarrow.types import is_large_list, is_list
+    except ImportError:
+        return
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = [field.name for field in file.schema_arrow if is_list(field.type) or is_large_list(field.type)]
+            lengths: dict[str, set[Any]] = {name: set() for name in names}
+            for rows in file.iter_batches(columns=names) if names else ():
+                for name in names:
+                    bounds = compute.min_max(compute.list_value_length(rows[name])).as_py()
+                    lengths[name] |= {value for value in bounds.values() if value is not None}
+                    if len(lengths[name]) > 1:
+                        raise _uneven(spec, name)
+    except (OSError, ArrowException):
+        return
 
 
 def _nested(cell: Any) -> Any:

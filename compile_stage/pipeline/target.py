@@ -23,11 +23,11 @@ from compile_stage.pipeline.option_tuning import Tuning, lay_out, tune
 from compile_stage.pipeline.pruning import dropped_too_soon, to_validate
 from compile_stage.pipeline.time_left import late_note
 from compile_stage.pipeline.tried_settings import tried_settings
-from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits
+from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits, unfit_source
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.reference import copies_notes, rounding_notes
-from compile_stage.steps.sample import compare_samples
+from compile_stage.steps.sample import compare_samples, demand_even_lists
 from compile_stage.steps.select import select
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
 from compile_stage.steps.write_texts import write_texts
@@ -58,6 +58,10 @@ def open_target(context: Context, source_worker: Worker, plan: Plan, policy: Tar
     jobs, data = tuple(job for job in plan.jobs if job.target.name == policy.target.name), plan.policy.data
     if not jobs:
         return OpenedTarget(policy)
+    early = unfit_source(jobs, data)
+    if len(early) == len(jobs):
+        return OpenedTarget(policy, refused=tuple(refusal(job, early[job.id]) for job in jobs))
+    demand_even_lists(context, source_worker, data)
     inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
     signature = session_signature(inputs.exported.signature, policy.target.generation)
     reasons = unfit_limits(jobs, policy.performance, signature, plan.policy.budget)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from compile_stage.core.tensors import Array
 
 
+_SYNTHETIC = "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
+
+
 def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data, signature: Signature) -> dict[str, str]:
     """Why jobs of one target can't pass with these samples, by their ids. What is not validated on this machine is not
     asked."""
@@ -30,6 +33,13 @@ def unfit(jobs: Sequence[Job], validation: SampleSet, data: Data, signature: Sig
     if too_few := _too_few(validation, data):
         return {job.id: too_few for job in validated}
     return _unfit_labels(validated, validation, signature)
+
+
+def unfit_source(jobs: Sequence[Job], data: Data) -> dict[str, str]:
+    """As `unfit`, as far as the policy alone says it, before anything is exported."""
+    if data.validation.source != "synthetic":
+        return {}
+    return {job.id: _SYNTHETIC for job in jobs if not job.not_runnable_here}
 
 
 def unfit_limits(
@@ -133,9 +143,7 @@ def refusal(job: Job, reason: str) -> Refusal:
 
 def _too_few(samples: SampleSet, data: Data) -> str:
     if not samples.real:
-        return (
-            "its validation samples are synthetic (data.validation.source), which prove nothing, so it could not pass"
-        )
+        return _SYNTHETIC
     if samples.independent < data.min_samples:
         one = samples.independent == 1
         ending = "" if one else "s"

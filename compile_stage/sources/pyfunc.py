@@ -110,9 +110,18 @@ class PyfuncSource(Exporter):
         raw = mlmodel.raw_example(source)
         if raw is None:
             return None
-        if isinstance(raw, Mapping) or hasattr(raw, "columns"):
-            return {str(name): np.asarray(raw[name].tolist() if hasattr(raw, "columns") else raw[name]) for name in raw}
-        return {"input": np.asarray(raw)}
+        columns = raw if isinstance(raw, Mapping) or hasattr(raw, "columns") else {"input": raw}
+        try:
+            return {
+                str(name): np.asarray(columns[name].tolist() if hasattr(raw, "columns") else columns[name])
+                for name in columns
+            }
+        except ValueError as error:  # NumPy's, of lists that make no array
+            raise SourceError(
+                "the lists of its input example differ in length, and samples are arrays with one length for all",
+                fix="log it with lists of one length, or name other samples under `data` in the policy",
+                where=source.uri,
+            ) from error
 
     def prediction_format(self, source: SourceModel) -> Mapping[str, Any]:
         marked = _Marked(source)

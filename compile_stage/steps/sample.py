@@ -14,7 +14,7 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_file, revive
 from compile_stage.core.errors import CompileStageError, PolicyError, UsageError
 from compile_stage.core.ports import Worker, WorkerLimits
-from compile_stage.core.records import PortableModel, SampleSet, SourceModel
+from compile_stage.core.records import Data, PortableModel, SampleSet, SourceModel
 from compile_stage.graph_debug.coverage import Coverage, coverage_note, overlap_note
 from compile_stage.measure.readers import SampleRequest
 
@@ -49,6 +49,14 @@ def compare_samples(
     coverage = stored.value["coverage"]
     uncovered = coverage_note(revive(Coverage, coverage)) if coverage is not None else None
     return tuple(note for note in (shared, uncovered) if note is not None)
+
+
+def demand_even_lists(context: Context, worker: Worker, data: Data) -> None:
+    """Raises PolicyError where the lists of a column of the validation samples differ in length. A run asks before it
+    exports the model, which takes longer."""
+    spec = data.validation
+    if spec.source.startswith("file:") and spec.source.endswith(".parquet"):
+        worker.call("demand_even_lists", spec=context.placed_spec(spec))
 
 
 def sample(context: Context, worker: Worker, source: SourceModel, role: str, request: SampleRequest) -> SampleSet:

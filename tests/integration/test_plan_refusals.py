@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from compile_stage import api
@@ -161,6 +162,20 @@ def test_samples_that_can_prove_nothing_are_refused_by_plan(
     assert says in message
     if code in (2, 5):
         assert json.loads((tmp_path / "out" / "result.json").read_text())["status"] == "refused"
+
+
+@pytest.mark.parametrize(("source", "code"), [("synthetic", 3), ("file:{folder}/uneven.parquet", 2)])
+def test_samples_that_can_prove_nothing_are_refused_before_the_export(
+    small_model: Path, write_policy: Write, tmp_path: Path, source: str, code: int
+) -> None:
+    """Broken: a run exports the model first, 20 s and more of a text model, and refuses then."""
+    pandas.DataFrame({"x": [[1.0] * (8 - row % 2) for row in range(64)]}).to_parquet(tmp_path / "uneven.parquet")
+    chosen = f"data.validation.source={source.format(folder=tmp_path)}"
+    planned, message, ran = both(small_model, write_policy(ONE, FAST), tmp_path / "out", chosen)
+    assert (planned, ran) == (code, code)
+    assert ("synthetic" if code == 3 else "the lists in column 'x' differ in length") in message
+    events = json.loads((tmp_path / "out" / "result.json").read_text())["events"]
+    assert not {"export", "sample"} & {event["step"] for event in events}
 
 
 @pytest.mark.parametrize("key", ["validation.labels", "groups"])

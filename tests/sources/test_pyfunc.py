@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -113,6 +115,18 @@ def test_a_predict_that_does_not_call_it_row_by_row_is_refused(tmp_path: Path, p
     with pytest.raises(SourceError) as refusal:
         PyfuncSource().network_inputs(made, {"x": X})
     assert says in refusal.value.problem
+
+
+def test_an_example_of_lists_of_unlike_length_is_refused_in_words(tmp_path: Path) -> None:
+    """Broken: NumPy's error on an inhomogeneous shape was shown as a crash of the original model."""
+    model = source(tmp_path, both, {"net": Two()}, (X, X))
+    example = pd.DataFrame({"tokens": [[1, 2], [3]]})
+    loaded = mlflow.pyfunc.load_model(model.path).unwrap_python_model()
+    mlflow.pyfunc.save_model(
+        str(tmp_path / "with"), python_model=loaded, pip_requirements=["torch"], input_example=example
+    )
+    with pytest.raises(SourceError, match="the lists of its input example differ in length"):
+        PyfuncSource().example(replace(model, path=str(tmp_path / "with")))
 
 
 def test_two_marks_and_a_mark_on_what_is_no_network_are_refused(tmp_path: Path) -> None:
