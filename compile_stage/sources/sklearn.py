@@ -46,6 +46,7 @@ from compile_stage.sources.sklearn_signature import (
     steps,
 )
 from compile_stage.sources.sklearn_targets import refuse_targets
+from compile_stage.sources.sklearn_texts import name_missing
 from compile_stage.sources.sklearn_words import refuse_words
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ def _trusted(source: SourceModel) -> list[str]:
 
 def _load(source: SourceModel) -> Any:
     logged_with = f"scikit-learn {mlmodel.flavor(source, 'sklearn').get('sklearn_version', 'of an unknown version')}"
-    return without_samplers(without_search(saved.load(_file(source), _format(source), source, logged_with)))
+    held = saved.load(_file(source), _format(source), source, logged_with)
+    return name_missing(without_samplers(without_search(held)))
 
 
 # ----------------------------------------------------------------------------------------------------------- estimators

@@ -997,6 +997,39 @@ def test_missing_texts_are_filled_in_as_by_the_original(
     assert all(isinstance(text, str) for name in WORDS for text in example[name].ravel())
 
 
+@pytest.mark.parametrize("fitted_on", ["texts", "NaN", "None and NaN"])
+@pytest.mark.parametrize("unknown", ["ignore", "infrequent_if_exist", "error"])
+def test_missing_texts_without_an_imputer_are_answered_as_by_the_original(
+    tmp_path: Path, unknown: str, fitted_on: str
+) -> None:
+    """Broken: the original takes a missing text for an unknown one, or for a category of its own, and the published
+    model refuses it; or the text "nan" is answered as a missing one, which the original does not know."""
+    frame = PEOPLE.astype(dict.fromkeys(WORDS, object))
+    rows = np.arange(len(frame))
+    if fitted_on != "texts":
+        frame.loc[rows % 5 == 0, "city"] = np.nan
+    if fitted_on == "None and NaN":
+        frame["city"] = pd.Series([None if n % 5 == 1 else city for n, city in enumerate(frame["city"])], dtype=object)
+    encoder = OneHotEncoder(handle_unknown=unknown, min_frequency=20 if "infrequent" in unknown else None)
+    columns = ColumnTransformer([("w", encoder, WORDS), ("n", StandardScaler(), NUMBERS)])
+    model = make_pipeline(columns, LogisticRegression()).fit(frame, OLD)
+    source = save(tmp_path / "model", model, frame)
+    assert SklearnSource().refuse(source, Compliance()) is None
+    made, how = SklearnSource().export(source, {}, tmp_path / "made"), SklearnSource().prediction_format(source)
+    asked = {"NaN": np.nan, "None": None, "text": PEOPLE["city"].iloc[0], "nan": "nan", "no text": ""}
+    for name, value in asked.items():
+        one = PEOPLE.head(3).assign(city=pd.Series([value] * 3, dtype=object))
+        try:
+            expected = model.predict_proba(one)
+        except ValueError:
+            assert name not in how.get("fills", {}).get("city", {})
+            continue
+        batch = to_batch(one, made.signature, how)
+        np.testing.assert_allclose(run_onnx(made, batch)["probabilities"], expected, atol=1e-5, err_msg=name)
+        with SklearnSource().open(source, Target(name="cpu")) as original:
+            np.testing.assert_allclose(original.run(batch)["probabilities"], expected, atol=1e-5, err_msg=name)
+
+
 def test_an_imputer_of_all_columns_is_converted_where_all_are_text(tmp_path: Path) -> None:
     """Broken: skl2onnx joins the columns by an operator that takes numbers alone, and the model is refused."""
     imputer = SimpleImputer(strategy="most_frequent")
@@ -1045,7 +1078,7 @@ def test_a_list_of_texts_is_refused_with_the_columns_that_would_do(tmp_path: Pat
 def test_text_columns_need_an_example_and_text_in_every_row(tmp_path: Path) -> None:
     """Broken: what can't be tried is published untried, or a missing text ends in a traceback."""
     gone = PEOPLE.head(3).assign(city=["Rome", None, "Oslo"])
-    source = save(tmp_path / "model", MIXED["one-hot"](), PEOPLE)
+    source = save(tmp_path / "model", MIXED["ordinal"](), PEOPLE)
     path = Path(source.path) / "input_example.json"
     path.write_text(gone.to_json(orient="split", index=False))
     assert "'city' holds something else than text" in str(
