@@ -88,7 +88,7 @@ def _rows_apart(one: Any, other: Any, rtol: float, atol: float | None) -> Any:
     of the other's largest number."""
     import numpy as np
 
-    if one.size != other.size:
+    if one.size != other.size or len(one) != len(other):  # targets below each other, or one row too few
         return np.ones(len(other), bool)
     one, other = one.reshape(len(other), -1), other.reshape(len(other), -1)
     if other.dtype.kind == "f":

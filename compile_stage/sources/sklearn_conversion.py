@@ -44,7 +44,7 @@ from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
 from compile_stage.sources.sklearn_labels import register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
-from compile_stage.sources.sklearn_scalers import edges_lowered, register_clipped_scalers
+from compile_stage.sources.sklearn_scalers import edges_moved, register_clipped_scalers
 from compile_stage.sources.sklearn_signature import ask_answer, column_names, has_columns, matrix_columns, steps
 from compile_stage.sources.sklearn_stacking import register_stacking_converter
 from compile_stage.sources.sklearn_support_vectors import write_linear_kernels
@@ -110,7 +110,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             columns_by_number(estimator) if by_number else nullcontext(),
             thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
             compared_one_by_one(estimator),
-            edges_lowered(estimator),
+            edges_moved(estimator, is_given_float32=is_given_float32),
             isotonic_interpolated(),
         ):
             warnings.simplefilter("ignore")  # deprecations inside the converter

@@ -3,6 +3,7 @@ calibrations. skl2onnx asks for probabilities in many cases, which order the cla
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ _NOT_BY_PAIRS = (
     "StackingClassifier",
     "VotingClassifier",
 )
+
+_NOT_BOOSTED = ("NuSVC", "SVC")
+"""Their label is not that of the highest score."""
+
+_NOT_BOOSTED_OF_TWO = ("LinearSVC", "RidgeClassifier", "RidgeClassifierCV")
+"""Of two classes their scores are read as the probability of the second one."""
 
 
 def refuse_decisions(estimator: Any) -> str | None:
@@ -39,6 +46,24 @@ def refuse_decisions(estimator: Any) -> str | None:
                     "skl2onnx converts a OneVsRestClassifier to the class of the highest probability, and scikit-learn "
                     f"takes that of the highest decision_function() of its {kind}: {_INSTEAD} OneVsRestClassifier"
                 )
+    for part in _fitted(estimator, "AdaBoostClassifier"):
+        kind = type(last_step(part.estimators_[0])).__name__
+        if kind in _NOT_BOOSTED or (kind in _NOT_BOOSTED_OF_TWO and len(part.classes_) == 2):
+            return (
+                f"skl2onnx converts an AdaBoostClassifier of {kind} to other labels: use a LogisticRegression or a "
+                "decision tree in its place"
+            )
+    for part in _fitted(estimator, "BaggingRegressor"):
+        if _answers_several(part.estimators_[0], len(part.estimators_features_[0])):
+            return (
+                "skl2onnx does not convert a BaggingRegressor of several targets: fit it by "
+                "MultiOutputRegressor(BaggingRegressor(...)), or use a RandomForestRegressor"
+            )
+    if any(type(part).__name__ == "RandomTreesEmbedding" for part in parts(estimator)):
+        return (
+            "it holds a RandomTreesEmbedding, which is not compiled: log the model that takes what it gives, and call "
+            "it before the model"
+        )
     for part in _fitted(estimator, "OneVsOneClassifier"):
         for model in part.estimators_:
             kind = type(last_step(model)).__name__
@@ -47,6 +72,16 @@ def refuse_decisions(estimator: Any) -> str | None:
                     f"skl2onnx converts a OneVsOneClassifier of {kind} to other labels: {_INSTEAD} OneVsOneClassifier"
                 )
     return None
+
+
+def _answers_several(model: Any, features: int) -> bool:
+    """Whether it answers each row with several numbers."""
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it may have been fitted on a data frame
+        answer = np.asarray(model.predict(np.zeros((1, features), np.float32)))
+    return answer.ndim > 1 and answer.shape[1] > 1
 
 
 def refuse_calibration(estimator: Any) -> str | None:

@@ -31,26 +31,46 @@ def register_clipped_scalers(estimator: Any) -> None:
 
 
 @contextmanager
-def edges_lowered(estimator: Any) -> Iterator[None]:
-    """Lower the edges that each KBinsDiscretizer took from quantiles by a few of float32's steps. They belong to the
-    bin above, and are values of the training data: where float32 rounds such a value down, on the way through a scaler
-    too, it fell into the bin below."""
+def edges_moved(estimator: Any, *, is_given_float32: bool) -> Iterator[None]:
+    """Move the edges of each KBinsDiscretizer to where float32 compares as float64 does. A number at an edge belongs to
+    the bin above.
+
+    Edges from quantiles are values of the training data, and go down by a few of float32's steps: where float32 rounds
+    such a value down, on the way through a scaler too, it fell into the bin below. Others are computed, such as
+    0.6000000000000001 between bins of equal width: 0.6 falls into the bin below it, and 0.2 into the bin above 0.2.
+    Each goes to where float32 has the decimal number that is nearest to it on the same side.
+
+    Args:
+        is_given_float32: No other numbers reach the model.
+    """
     import numpy as np
 
     bins = [part for part in parts(estimator) if type(part).__name__ == "KBinsDiscretizer" and hasattr(part, "n_bins_")]
-    bins = [part for part in bins if part.strategy == "quantile"]
     before = [part.bin_edges_ for part in bins]
     for part, edges in zip(bins, before, strict=True):
-        lowered = np.empty(len(edges), object)
+        moved = np.empty(len(edges), object)
         for column, held in enumerate(edges):
-            largest = np.float32(np.abs(held).max(initial=0.0))
-            lowered[column] = held - _STEPS * float(np.spacing(largest))
-        part.bin_edges_ = lowered
+            if part.strategy == "quantile":
+                largest = np.float32(np.abs(held).max(initial=0.0))
+                moved[column] = held - _STEPS * float(np.spacing(largest))
+            else:
+                moved[column] = np.array([_computed_edge(edge, is_given_float32) for edge in held])
+        part.bin_edges_ = moved
     try:
         yield
     finally:
         for part, edges in zip(bins, before, strict=True):
             part.bin_edges_ = edges
+
+
+def _computed_edge(edge: float, is_given_float32: bool) -> float:
+    """The edge in float32: the next number above where the one at it belongs to the bin below. Of what float64 has
+    there, that is the decimal number that float32 prints."""
+    import numpy as np
+
+    nearest = np.float32(edge)
+    given = float(nearest) if is_given_float32 else float(str(nearest))
+    return float(nearest if given >= edge else np.nextafter(nearest, np.float32(np.inf)))
 
 
 def _convert(scope: Any, operator: Any, container: Any) -> None:

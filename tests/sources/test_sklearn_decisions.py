@@ -10,7 +10,14 @@ import pytest
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.decomposition import PCA
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
-from sklearn.ensemble import BaggingClassifier, GradientBoostingClassifier, StackingClassifier
+from sklearn.ensemble import (
+    AdaBoostClassifier,
+    BaggingClassifier,
+    BaggingRegressor,
+    GradientBoostingClassifier,
+    RandomTreesEmbedding,
+    StackingClassifier,
+)
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier, SGDClassifier
 from sklearn.model_selection import FixedThresholdClassifier
 from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier
@@ -149,6 +156,45 @@ def test_values_on_the_edge_of_a_bin_fall_into_the_bin_above(tmp_path: Path, sca
     made = SklearnSource().export(save(tmp_path / "m", model, rows), {}, tmp_path)
     found = run_onnx(made, {"X": rows.astype(np.float32)})["prediction"]
     np.testing.assert_allclose(found, model.predict(rows), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_on_the_edge_of_bins_of_equal_width_fall_where_the_original_puts_them(
+    tmp_path: Path, dtype: str
+) -> None:
+    """Broken: an edge is 0.6000000000000001, so that 0.6 belongs to the bin below, and float32 knows both as one: of
+    numbers with one decimal 6 % were answered otherwise."""
+    rows = np.round(np.random.default_rng(0).random((300, 3)), 1).astype(dtype)
+    bins = KBinsDiscretizer(5, encode="ordinal", strategy="uniform")
+    model = make_pipeline(bins, Ridge()).fit(rows, rows[:, 0] + rows[:, 1])
+    made = SklearnSource().export(save(tmp_path / "m", model, rows), {}, tmp_path)
+    found = run_onnx(made, {"X": rows.astype(np.float32)})["prediction"]
+    np.testing.assert_allclose(found, model.predict(rows), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "truth", "says"),
+    [
+        (AdaBoostClassifier(SVC(), n_estimators=2), TWO, "an AdaBoostClassifier of SVC to"),
+        (AdaBoostClassifier(SVC(), n_estimators=2), THREE, "an AdaBoostClassifier of SVC to"),
+        (AdaBoostClassifier(LinearSVC(), n_estimators=2), TWO, "an AdaBoostClassifier of LinearSVC to"),
+        (BaggingRegressor(n_estimators=2), np.stack([SIDES, SIDES * 2], axis=1), "MultiOutputRegressor(Bagging"),
+        (make_pipeline(RandomTreesEmbedding(2), LogisticRegression()), TWO, "it holds a RandomTreesEmbedding"),
+    ],
+    ids=["boosted SVC", "boosted SVC of three", "boosted LinearSVC", "bagging of several targets", "embedding"],
+)
+def test_what_is_converted_to_other_answers_is_refused_in_the_plan(
+    tmp_path: Path, model: Any, truth: Any, says: str
+) -> None:
+    """Broken: the plan takes the model, and the proof refuses it after everything was compiled."""
+    source = save(tmp_path / "m", model.fit(ROWS, truth), ROWS)
+    assert says in str(SklearnSource().refuse(source, PICKLES))
+
+
+def test_boosting_and_bagging_are_refused_no_further_than_needed(tmp_path: Path, prove: Proof) -> None:
+    """Broken: an AdaBoostClassifier of LinearSVC with three classes, or bagging of one target, is refused too."""
+    answers_alike(prove, tmp_path / "svc", AdaBoostClassifier(LinearSVC(), n_estimators=2).fit(ROWS, THREE))
+    answers_alike(prove, tmp_path / "bag", BaggingRegressor(n_estimators=2).fit(ROWS, SIDES))
 
 
 def test_gradient_boosting_from_zero_has_a_base_for_each_class(tmp_path: Path, prove: Proof) -> None:
