@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,10 @@ _PROVIDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
+_ARRAYS = re.compile(r"float(16|32|64)|u?int(8|16|32|64)|bool|str")
+"""Types of arrays that ONNX Runtime takes and gives."""
+
+
 class OnnxSource(Exporter):
     """Models that `mlflow.onnx` logged."""
 
@@ -71,7 +76,11 @@ class OnnxSource(Exporter):
             return error.reason
         if not signature.inputs:
             return "it has no input, so its outputs never change"
-        return _refuse_graph(model, path.parent)
+        return (
+            _refuse_types(signature)
+            or _refuse_names(source, signature, [value.name for value in model.graph.input])
+            or _refuse_graph(model, path.parent)
+        )
 
     @contextmanager
     def open(self, source: SourceModel, target: Target) -> Iterator[Session]:
@@ -131,6 +140,37 @@ class OnnxSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("onnx", "onnxruntime", "onnx2torch", "torch")
+
+
+def _refuse_types(signature: Signature) -> str | None:
+    """The reason where an input or output has a type that NumPy has not: ONNX Runtime takes and gives no such array."""
+    for spec in (*signature.inputs, *signature.outputs):
+        if _ARRAYS.fullmatch(spec.dtype) is None:
+            return (
+                f"{spec.name!r} is {spec.dtype}, and ONNX Runtime takes and gives arrays of NumPy's real numbers, "
+                "truth values and texts alone: let it be float32, with a Cast beside it in the graph"
+            )
+    return None
+
+
+def _refuse_names(source: SourceModel, signature: Signature, listed: Sequence[str]) -> str | None:
+    """The reason where the logged signature names other tensors than the graph: MLflow hands on what the signature
+    names alone, and ONNX Runtime refuses that, whatever predict() is given.
+
+    Args:
+        listed: All inputs of the graph, with weights that the first formats list among them.
+    """
+    named = [spec.get("name") for spec in mlmodel.read(source).inputs or ()]
+    if not mlmodel.has_tensor_signature(source) or not all(named):
+        return None
+    wanted = [spec.name for spec in signature.inputs]
+    if set(named) <= set(listed) and set(wanted) <= set(named):
+        return None
+    said, held = (", ".join(map(repr, names)) for names in (named, wanted))
+    return (
+        f"its signature has the inputs {said}, and the graph has {held}, so its own predict() refuses every input: log "
+        "it with a signature of the graph's names"
+    )
 
 
 def profile_source(exporter: OnnxSource, source: SourceModel, target: Target, request: ProfileRequest) -> Profile:

@@ -254,6 +254,24 @@ def test_probabilities_as_a_list_of_dicts_are_refused_with_the_option_that_helps
     assert "{'zipmap': False}" in (OnnxSource().refuse(source, Compliance()) or "")
 
 
+@pytest.mark.parametrize("kind", ["BFLOAT16", "COMPLEX64", "FLOAT8E4M3FN"])
+def test_types_that_arrays_have_not_are_refused(tmp_path: Path, kind: str) -> None:
+    """Broken: the run ends with the runtime's "Numpy_type 256 can't be converted to MLDataType"."""
+    model = linear()
+    model.graph.input[0].type.tensor_type.elem_type = getattr(TensorProto, kind)
+    assert "'x' is " in str(OnnxSource().refuse(save(tmp_path / "model", model), Compliance()))
+
+
+@pytest.mark.parametrize("names", [["other"], ["x", "other"]])
+def test_a_signature_of_other_names_than_the_graphs_is_refused(tmp_path: Path, names: list[str]) -> None:
+    """Broken: MLflow hands on what the signature names, which the graph has not, so the original answers nothing: and
+    what is compiled of it was published."""
+    lying = infer_signature(dict.fromkeys(names, X), X[:, :2])
+    mlflow.onnx.save_model(linear(), tmp_path / "model", signature=lying, pip_requirements=["onnx"])
+    reason = str(OnnxSource().refuse(source_of(tmp_path / "model", "onnx"), Compliance()))
+    assert "'other', and the graph has 'x', so its own predict() refuses" in reason
+
+
 def test_garbage_is_refused_and_not_raised(tmp_path: Path) -> None:
     source = save(tmp_path / "model", linear())
     (tmp_path / "model" / "model.onnx").write_bytes(b"\xff\xff\xff garbage")
