@@ -39,14 +39,27 @@ def symbol_names(program: ExportedProgram, inputs: Sequence[str]) -> dict[str, s
 
 
 def output_names(program: ExportedProgram) -> tuple[str, ...]:
-    """Keys of a dict (or of a dataclass) that the model returns, `output` for a single tensor, else `output_0`, ..."""
+    """Keys of a dict (or of a dataclass) that the model returns, with those of dicts, lists and tuples within it behind
+    dots (`boxes.0`); `output` for a single tensor, else `output_0`, ..."""
     import torch
 
     spec = program.call_spec.out_spec
     answer = torch.utils._pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    if isinstance(answer, Mapping) and all(isinstance(value, int) for value in answer.values()):
-        return tuple(str(key) for key in answer)
+    if isinstance(answer, Mapping):
+        paths = dict(_paths(answer))
+        if sorted(paths.values()) == list(range(spec.num_leaves)):  # else two have one name, or one lies elsewhere
+            return tuple(sorted(paths, key=paths.__getitem__))
     return ("output",) if spec.num_leaves == 1 else tuple(f"output_{i}" for i in range(spec.num_leaves))
+
+
+def _paths(answer: Any) -> Iterator[tuple[str, int]]:
+    """Name → number of each tensor in dicts, lists and tuples."""
+    items = answer.items() if isinstance(answer, Mapping) else enumerate(answer)
+    for key, value in items:
+        if isinstance(value, int):
+            yield str(key), value
+        elif isinstance(value, Mapping | list | tuple):
+            yield from ((f"{key}.{name}", number) for name, number in _paths(value))
 
 
 def tensors(program: ExportedProgram, rename: Any = str) -> Iterator[TensorSpec]:

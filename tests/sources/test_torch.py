@@ -1396,6 +1396,10 @@ class Answering(torch.nn.Module):
             return Scores(logits, rows + 1)
         if self.kind == "dataclass":
             return Prediction(logits, layers=(rows + 1, None))
+        if self.kind == "nested":
+            return {"heads": {"label": logits, "boxes": [rows - 1]}, "shifted": rows + 1}
+        if self.kind == "one name twice":
+            return {"a": {"b": logits}, "a.b": rows + 1}
         return {"dict": {"logits": logits, "loss": None}, "tuple": (logits, None)}.get(self.kind, Unknown(logits))
 
 
@@ -1407,7 +1411,9 @@ class Unknown:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("dataclass", ["output_0", "output_1"]),
+        ("dataclass", ["logits", "layers.0"]),
+        ("nested", ["heads.label", "heads.boxes.0", "shifted"]),
+        ("one name twice", ["output_0", "output_1"]),
         ("dict", ["logits"]),
         ("tuple", ["output"]),
         ("named tuple", ["logits", "shifted"]),
@@ -1417,7 +1423,8 @@ def test_a_dataclass_is_answered_by_its_tensors_and_none_left_out(
     tmp_path: Path, prove: Proof, kind: str, names: list[str]
 ) -> None:
     """Broken: what most networks of transformers answer (a ModelOutput, with None for a loss) is refused; the fields of
-    a NamedTuple have no names, and it is no program that can be written to a file."""
+    a NamedTuple have no names, and it is no program that can be written to a file; or tensors of a dict within a dict
+    are called output_0 and output_1."""
     signature = infer_signature(ROWS)
     source = save(tmp_path / "m", Answering(kind).eval(), ROWS, signature=signature, serialization_format="pickle")
     model = prove(source, {"rows": ROWS}, compliance=PICKLES)
