@@ -78,6 +78,7 @@ class OnnxSource(Exporter):
             return "it has no input, so its outputs never change"
         return (
             _refuse_types(signature)
+            or _refuse_scalars(signature)
             or _refuse_names(source, signature, [value.name for value in model.graph.input])
             or _refuse_graph(model, path.parent)
         )
@@ -149,6 +150,17 @@ def _refuse_types(signature: Signature) -> str | None:
             return (
                 f"{spec.name!r} is {spec.dtype}, and ONNX Runtime takes and gives arrays of NumPy's real numbers, "
                 "truth values and texts alone: let it be float32, with a Cast beside it in the graph"
+            )
+    return None
+
+
+def _refuse_scalars(signature: Signature) -> str | None:
+    """The reason where an input has no axes, and so none along which samples lie."""
+    for spec in signature.inputs:
+        if not spec.shape:
+            return (
+                f"its input {spec.name!r} is a scalar, and each sample has its own part of every input, along axis 0: "
+                "make it a weight of the graph, or a tensor [batch, 1]"
             )
     return None
 

@@ -262,6 +262,18 @@ def test_types_that_arrays_have_not_are_refused(tmp_path: Path, kind: str) -> No
     assert "'x' is " in str(OnnxSource().refuse(save(tmp_path / "model", model), Compliance()))
 
 
+def test_a_scalar_input_is_refused_with_what_helps(tmp_path: Path) -> None:
+    """Broken: "the model takes batches of 1 only", and with those "the array has the shape [batch], and [batch] is
+    wanted"."""
+    model = linear()
+    model.graph.node.append(helper.make_node("Mul", ["y", "scale"], ["scaled"]))
+    model.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, []))
+    model.graph.output[0].name = "scaled"
+    mlflow.onnx.save_model(model, tmp_path / "model", pip_requirements=["onnx"])
+    reason = str(OnnxSource().refuse(source_of(tmp_path / "model", "onnx"), Compliance()))
+    assert "its input 'scale' is a scalar" in reason
+
+
 @pytest.mark.parametrize("names", [["other"], ["x", "other"]])
 def test_a_signature_of_other_names_than_the_graphs_is_refused(tmp_path: Path, names: list[str]) -> None:
     """Broken: MLflow hands on what the signature names, which the graph has not, so the original answers nothing: and
