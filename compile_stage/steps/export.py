@@ -46,7 +46,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "python": python_version() if compliance.allow_pickle else "",  # a pickle may hold bytecode
     }
     stored = context.cached(
-        "inspect/17",
+        "inspect/18",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -138,7 +138,7 @@ def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Targ
     shapes = target.shapes
     key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
     stored = context.cached(
-        "export/15",
+        "export/16",
         "",
         key,
         lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
