@@ -34,7 +34,7 @@ from compile_stage.core.generation import INPUT_IDS, has_cache
 from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Backend, Samples, Session
 from compile_stage.core.records import Artifact, PortableModel, Scheme, Target, TuningOption
-from compile_stage.core.tensors import Signature
+from compile_stage.core.tensors import Signature, form_of, has_form
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.artifacts import Compiled, describe, refuse_form, refuse_types
 from compile_stage.plugin_support.known_sizes import KNOWN_SIZES, Sizes, asked_sizes, known_sizes, shapes_of
@@ -43,7 +43,7 @@ from compile_stage.plugin_support.recorded_calls import record_where_possible
 from compile_stage.plugin_support.sessions import demand_call
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Array, Batch, Form
 
 # Options of a target. `config` hands entries to the session untouched.
 _OPTIONS: Mapping[str, Option] = {
@@ -362,15 +362,22 @@ class _OnnxSession:
         self._inputs = [spec.name for spec in self.signature.inputs]
         self._outputs = [spec.name for spec in self.signature.outputs]
         self._of_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}  # sessions of known sizes
+        self._last: tuple[Form | None, Any] = (None, None)
+        """Form of the last batch that was answered, and its session: mostly the next has the same."""
 
     def run(self, batch: Batch) -> Batch:
-        demand_call(self.signature, batch, closed=self._closed)
-        shapes = tuple([batch[name].shape for name in self._inputs])
-        session = self._of_shapes.get(shapes) or self._session_for(shapes)
+        form, session = self._last
+        known = has_form(batch, form)
+        if not known:
+            demand_call(self.signature, batch, closed=self._closed)
+            shapes = tuple([batch[name].shape for name in self._inputs])
+            session = self._of_shapes.get(shapes) or self._session_for(shapes)
         try:
             outputs = session.run(self._outputs, batch if type(batch) is dict else dict(batch))
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
+        if not known:
+            self._last = (form_of(batch), session)
         return dict(zip(self._outputs, outputs, strict=True))
 
     def _session_for(self, shapes: tuple[tuple[int, ...], ...]) -> Any:
@@ -402,7 +409,7 @@ class _OnnxSession:
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
 
     def close(self) -> None:
-        self._closed, self._free = True, None
+        self._closed, self._free, self._last = True, None, (None, None)
         self._fixed.clear()
         self._of_shapes.clear()
 

@@ -73,10 +73,10 @@ class Signature:
     def refuse(self, batch: Batch) -> str | None:
         """None when the arrays fit the inputs by name, dtype and shape, or the first reason why they don't."""
         last = _LAST.get(id(self))
-        if last is not None and last[0] is self and _has_form(batch, last[1]):
+        if last is not None and last[0] is self and has_form(batch, last[1]):
             return None
         try:
-            form = tuple([(name, array.dtype, array.shape) for name, array in batch.items()])
+            form = form_of(batch)
             fitted = _FITTING.get((id(self), form)) is self
         except (AttributeError, TypeError):  # not arrays, which is what the reason says
             return self._refuse(batch)
@@ -126,21 +126,27 @@ def _disagreement(array: Array, spec: TensorSpec, sizes: Mapping[str, int]) -> s
     return f", since {other} is {sizes[other]} before it"
 
 
-_Form: TypeAlias = "tuple[tuple[str, Any, tuple[int, ...]], ...]"  # name, dtype and shape of each array
+Form: TypeAlias = "tuple[tuple[str, Any, tuple[int, ...]], ...]"  # name, dtype and shape of each array
 
 _MOST_FITTING = 256
-_FITTING: dict[tuple[int, _Form], Signature] = {}
+_FITTING: dict[tuple[int, Form], Signature] = {}
 """Forms of calls that fitted, by the signature's id; the signature is kept, so that its id stays its own. To look at
 each dimension again takes 2 µs of a call, which may take 60."""
 
-_LAST: dict[int, tuple[Signature, _Form]] = {}
+_LAST: dict[int, tuple[Signature, Form]] = {}
 """The form of the last call that fitted, by the signature's id: mostly the next has the same, and comparing costs less
 than making it."""
 
 
-def _has_form(batch: Batch, form: _Form) -> bool:
-    """False where it is not seen at once: dtypes are mostly the same object."""
-    if len(batch) != len(form):
+def form_of(batch: Batch) -> Form:
+    """Raises AttributeError or TypeError for a batch that does not hold arrays."""
+    return tuple([(name, array.dtype, array.shape) for name, array in batch.items()])
+
+
+def has_form(batch: Batch, form: Form | None) -> bool:
+    """Whether what was found of a batch by its form holds of this one too; for None, False. Also False where it is not
+    seen at once: dtypes are mostly the same object."""
+    if form is None or len(batch) != len(form):
         return False
     try:
         for name, dtype, shape in form:

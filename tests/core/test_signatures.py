@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature, TensorSpec, form_of, has_form
 
 X = np.zeros((2, 3), np.float32)
 MASK = np.zeros((2, 4), np.int64)
@@ -54,3 +54,11 @@ def test_another_signature_remembers_nothing_of_it() -> None:
     for size in range(600):
         one = Signature(inputs=(TensorSpec(name="x", dtype="float32", shape=("batch", size)),), outputs=())
         assert (one.refuse({"x": X}) is None) == (size == 3)
+
+
+@pytest.mark.parametrize("batch", [{}, *(batch for batch, _ in WRONG)])
+def test_another_form_is_checked_anew(batch: dict[str, Any]) -> None:
+    """Broken: what is refused by its type or size would be answered after a call that was not."""
+    assert has_form(dict(reversed(GOOD.items())), form_of(GOOD))
+    assert not has_form(batch, form_of(GOOD))
+    assert not has_form({}, None)
