@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compile_stage.cli.next_step import Asked, next_step
+from compile_stage.core.performance_keys import PERFORMANCE_KEYS
 from compile_stage.core.records import Gate, Outcome, Promotion, Replacement, RunResult, TargetResult, Verdict
-from compile_stage.policy.metrics import PERFORMANCE
 
 ASKED = Asked(Path("my policy.yaml"), (Path("base"),), ("owner=me",))
 
@@ -105,7 +105,7 @@ def test_a_missed_tolerance_is_debugged_with_the_runs_own_arguments(factory: Mod
 
 
 @pytest.mark.parametrize(
-    "made", [*({"metric": metric} for metric in (*PERFORMANCE.values(), "samples")), {"form": "stablehlo"}]
+    "made", [*({"metric": metric} for metric in (*PERFORMANCE_KEYS.values(), "samples")), {"form": "stablehlo"}]
 )
 def test_debug_is_named_only_where_it_finds_something(factory: ModuleType, made: dict[str, str]) -> None:
     """Broken: `debug` of a candidate that is only too slow or too costly, or of a graph whose nodes it can't compare,
