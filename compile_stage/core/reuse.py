@@ -22,6 +22,7 @@ MADE = frozenset(
         "signature",
         "inspect",
         "refuse-model",
+        "check-lists",
         "sample",
         "compare-samples",
         "rewrite",

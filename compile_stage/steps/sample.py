@@ -55,8 +55,15 @@ def demand_even_lists(context: Context, worker: Worker, data: Data) -> None:
     """Raises PolicyError where the lists of a column of the validation samples differ in length. A run asks before it
     exports the model, which takes longer."""
     spec = data.validation
-    if spec.source.startswith("file:") and spec.source.endswith(".parquet"):
-        worker.call("demand_even_lists", spec=context.placed_spec(spec))
+    if not (spec.source.startswith("file:") and spec.source.endswith(".parquet")):
+        return
+    placed = context.placed_spec(spec)
+
+    def check(_: Path) -> dict[str, Any]:
+        worker.call("demand_even_lists", spec=placed)
+        return {}
+
+    context.cached("check-lists/1", "", {"file": _file_digest(placed.source.partition(":")[2])}, check)
 
 
 def sample(context: Context, worker: Worker, source: SourceModel, role: str, request: SampleRequest) -> SampleSet:
