@@ -195,7 +195,7 @@ def test_a_candidate_whose_worker_somebody_killed_is_evaluated_once_more(
     monkeypatch.setattr(evaluate, "evaluate", evaluated)
     (cpu,) = stage(scenario, policy(), INT8, FP32).targets
     assert cpu.selection.states == {INT8.id: "won", FP32.id: "lost"}
-    assert evaluations == 2
+    assert evaluations in (2, 3)  # 3 where its first worker had run the other candidate: a fresh one is tried before
 
 
 def test_a_candidate_whose_worker_is_killed_each_time_fails(stage: Stage) -> None:

@@ -1314,7 +1314,7 @@ def test_an_alias_is_moved_back_while_another_process_publishes(
 def test_machines_of_one_name_are_not_taken_for_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: of two CI machines made of one image, each deletes the upload that the other has under way, since it
     takes it for what its own killed run left."""
-    monkeypatch.setattr("compile_stage.registry.mlflow_connection.host", lambda: "runner")
+    monkeypatch.setattr("compile_stage.registry.mlflow_connection.machine_identity", lambda: "runner")
     shown = tmp_path / "cache"  # one path, and a folder of its own behind it on each machine
     monkeypatch.setenv("COMPILE_STAGE_CACHE", str(shown))
     seen = []
