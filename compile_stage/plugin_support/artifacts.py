@@ -75,13 +75,14 @@ def refuse_form(backend: Backend, model: PortableModel, target: Target) -> str |
 def refuse_types(signature: Signature) -> str | None:
     """The reason when an input or output is of a type that NumPy has no array of (bfloat16, 8-bit floats, 4-bit
     integers): runtimes take and hand out such data as that of another type of the same width, so that every value would
-    be another. Inside of the graph they may be."""
+    be another; or of complex numbers, which they don't take. Inside of the graph they may be."""
     for word, specs in (("input", signature.inputs), ("output", signature.outputs)):
         for spec in specs:
             if spec.dtype not in _ARRAYS:
+                lacking = "no runtime takes" if spec.dtype.startswith("complex") else "NumPy has no arrays of"
                 return (
-                    f"{word} {spec.name!r} is {spec.dtype}, which NumPy has no arrays of; cast it within the model, to "
-                    "float32 or an integer type"
+                    f"{word} {spec.name!r} is {spec.dtype}, which {lacking}; cast it within the model, to float32 or "
+                    "an integer type"
                 )
     return None
 

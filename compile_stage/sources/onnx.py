@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from compile_stage.core.plugins import package_versions
 from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, Profile, ShapeRange, SourceModel, Target
 from compile_stage.plugin_support import onnx_weights
+from compile_stage.plugin_support.artifacts import refuse_types
 from compile_stage.plugin_support.opset_conversion import converter_errors
 from compile_stage.sources import graph, mlmodel
 from compile_stage.sources.session import SourceSession
@@ -45,10 +45,6 @@ _PROVIDERS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-_ARRAYS = re.compile(r"float(16|32|64)|u?int(8|16|32|64)|bool|str")
-"""Types of arrays that ONNX Runtime takes and gives."""
-
-
 class OnnxSource(Exporter):
     """Models that `mlflow.onnx` logged."""
 
@@ -77,7 +73,7 @@ class OnnxSource(Exporter):
         if not signature.inputs:
             return "it has no input, so its outputs never change"
         return (
-            _refuse_types(signature)
+            refuse_types(signature)
             or _refuse_scalars(signature)
             or _refuse_names(source, signature, [value.name for value in model.graph.input])
             or _refuse_graph(model, path.parent)
@@ -141,17 +137,6 @@ class OnnxSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("onnx", "onnxruntime", "onnx2torch", "torch")
-
-
-def _refuse_types(signature: Signature) -> str | None:
-    """The reason where an input or output has a type that NumPy has not: ONNX Runtime takes and gives no such array."""
-    for spec in (*signature.inputs, *signature.outputs):
-        if _ARRAYS.fullmatch(spec.dtype) is None:
-            return (
-                f"{spec.name!r} is {spec.dtype}, and ONNX Runtime takes and gives arrays of NumPy's real numbers, "
-                "truth values and texts alone: let it be float32, with a Cast beside it in the graph"
-            )
-    return None
 
 
 def _refuse_scalars(signature: Signature) -> str | None:
