@@ -266,10 +266,12 @@ def _uneven(spec: DataSpec, name: str) -> PolicyError:
 
 def demand_even_lists(spec: DataSpec) -> None:
     """Raises PolicyError where a column of a parquet file holds lists of unlike length. Nothing else of the file is
-    read, and what is wrong with it otherwise is said when it is."""
-    kind, _, path = spec.source.partition(":")
-    if kind != "file" or not path.endswith(".parquet"):
-        return
+    read, and what is wrong with it otherwise is said when it is.
+
+    Args:
+        spec: Its source is `file:PATH.parquet`.
+    """
+    path = spec.source.removeprefix("file:")
     try:
         from pyarrow import compute, parquet
         from pyarrow.lib import ArrowException

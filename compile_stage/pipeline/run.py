@@ -54,6 +54,7 @@ from compile_stage.steps.predict import PredictComparison, contradicted, demand_
 from compile_stage.steps.promote import alias_of, incumbent, lacking, promote, shipped, where_aliases_ended
 from compile_stage.steps.publish import attach_reports, publish
 from compile_stage.steps.resolve import refuse_policy, resolve
+from compile_stage.steps.sample import demand_even_lists
 from compile_stage.steps.select import select, without_speed
 from compile_stage.steps.serve import demand_served, load_model_dir
 from compile_stage.steps.sign import refuse_signing, sign
@@ -178,6 +179,9 @@ def _run_targets(context: Context, source_worker: Worker, plan: Plan) -> tuple[T
     """
     results: list[TargetResult] = []
     refusals: list[SourceError] = []
+    if plan.jobs:
+        with source_errors(plan.source):
+            demand_even_lists(context, source_worker, plan.policy.data)
     opened = [_open_target(context, source_worker, plan, policy) for policy in plan.policy.targets]
     if refused := [refusal for one in opened if isinstance(one, OpenedTarget) for refusal in one.refused]:
         without = {refusal.job_id for refusal in refused}

@@ -27,7 +27,7 @@ from compile_stage.pipeline.unfit_samples import refusal, unfit, unfit_limits, u
 from compile_stage.steps.benchmark import CandidatesRequest, benchmark_candidates
 from compile_stage.steps.judge import judge_performance
 from compile_stage.steps.reference import copies_notes, rounding_notes
-from compile_stage.steps.sample import compare_samples, demand_even_lists
+from compile_stage.steps.sample import compare_samples
 from compile_stage.steps.select import select
 from compile_stage.steps.sync_tuning_records import pull_records, pull_shared_records
 from compile_stage.steps.write_texts import write_texts
@@ -61,7 +61,6 @@ def open_target(context: Context, source_worker: Worker, plan: Plan, policy: Tar
     early = unfit_source(jobs, data)
     if len(early) == len(jobs):
         return OpenedTarget(policy, refused=tuple(refusal(job, early[job.id]) for job in jobs))
-    demand_even_lists(context, source_worker, data)
     inputs = TargetInputs(context, source_worker, plan.source, data, policy.target, jobs)
     signature = session_signature(inputs.exported.signature, policy.target.generation)
     reasons = unfit_limits(jobs, policy.performance, signature, plan.policy.budget)
