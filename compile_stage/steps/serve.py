@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from compile_stage.core import plugins
 from compile_stage.core.capabilities import SOURCE_PRECISION
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree
-from compile_stage.core.errors import CompileStageError, GateError, StorageError, WorkerError
+from compile_stage.core.errors import CompileStageError, GateError, StorageError
 from compile_stage.core.killed_workers import once_more_after_a_kill
 from compile_stage.core.ports import Worker, WorkerLimits
 from compile_stage.core.records import Artifact, Bundle, FetchedVersion, Predictions, SampleSet, Target
@@ -111,30 +110,18 @@ def _looked_at(
     limits: WorkerLimits,
     trust: Trust | None,
 ) -> str:
-    return once_more_after_a_kill(partial(_look, context, version, target, samples, limits, trust))
-
-
-def _look(
-    context: Context,
-    version: FetchedVersion,
-    target: Target,
-    samples: SampleSet | None,
-    limits: WorkerLimits,
-    trust: Trust | None,
-    after_a_kill: bool,
-) -> str:
     uri = version.uri
-    with (
-        tempfile.TemporaryDirectory(dir=context.scratch) as scratch,
-        context.worker(f"serve {target.name}", limits) as worker,
-    ):
+    with tempfile.TemporaryDirectory(dir=context.scratch) as scratch:
+
+        def ask(_: bool) -> tuple[dict[str, Any], dict[str, str] | None]:
+            with context.worker(f"serve {target.name}", limits) as worker:
+                return _answers(worker, version, target, samples, Path(tempfile.mkdtemp(dir=scratch)), trust)
+
         try:
-            answers, own = _answers(worker, version, target, samples, Path(scratch), trust)
+            answers, own = once_more_after_a_kill(ask)
         except StorageError:  # this machine's trouble, not the version's
             raise
         except CompileStageError as error:
-            if isinstance(error, WorkerError) and error.killed and not after_a_kill:  # by somebody: it may well load
-                raise
             raise GateError(
                 f"{uri} was published, and serving can't load it: {error.problem}",
                 fix="load it yourself: mlflow.pyfunc.load_model, in a new process",
