@@ -49,7 +49,7 @@ def storage_error(
     error: BaseException | None, codes: Collection[int] = (*_FULL, *_REFUSED, errno.ENOENT)
 ) -> StorageError | None:
     """What to say when a disk or a folder is at the bottom of `error`; None when it is something else."""
-    for caught in _with_causes(error):
+    for caught in with_causes(error):
         if errno.ENOENT in codes and (gone := _removed(caught)) is not None:
             return removed(gone)
         code, place = _code_and_place(caught)
@@ -58,7 +58,7 @@ def storage_error(
     return None
 
 
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, and what was caught before it: libraries wrap."""
     while error is not None:
         yield error
@@ -123,7 +123,7 @@ def without_folder(error: BaseException) -> UsageError | None:
 
 def _without_memory(error: BaseException) -> UsageError | None:
     """What to say where this process, and not a worker, could get no more memory; None when it is something else."""
-    if not any(_wants_memory(caught) for caught in _with_causes(error)):
+    if not any(_wants_memory(caught) for caught in with_causes(error)):
         return None
     limit, said = address_space.limit_bytes(), str(error) or type(error).__name__
     if limit is None:
@@ -144,7 +144,7 @@ def _wants_memory(error: BaseException) -> bool:
 def _too_many_open(error: BaseException) -> UsageError | None:
     """What to say where no further file could be opened, also of an error that calls the file damaged; None when it is
     something else."""
-    for caught in _with_causes(error):
+    for caught in with_causes(error):
         if isinstance(caught, OSError) and caught.errno in (errno.EMFILE, errno.ENFILE):
             return UsageError(
                 f"no further file can be opened: {os.strerror(caught.errno)}",
@@ -156,7 +156,7 @@ def _too_many_open(error: BaseException) -> UsageError | None:
 
 def _too_many_threads(error: BaseException) -> UsageError | None:
     """What to say where this process could start no further thread; None when it is something else."""
-    if not any(isinstance(one, RuntimeError) and "can't start new thread" in str(one) for one in _with_causes(error)):
+    if not any(isinstance(one, RuntimeError) and "can't start new thread" in str(one) for one in with_causes(error)):
         return None
     return UsageError(
         "this process can start no further thread",

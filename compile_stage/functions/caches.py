@@ -112,11 +112,11 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
         parts = entry.relative_to(root).parts
         if len(parts[-1]) != 64:  # what is being made, or was left by somebody who was killed
             continue
-        checked += 1
         reason = _refuse_source(entry) if parts[0] == _SOURCES else local.refuse(entry)
         if reason is not None and not entry.exists():  # a run made room meanwhile
-            checked -= 1
-        elif reason is not None:
+            continue
+        checked += 1
+        if reason is not None:
             refused[entry.relative_to(root).as_posix()] = reason
             if remove:
                 local.delete(entry)
@@ -183,11 +183,11 @@ def _verify_shared(cache: SharedCache, remove: bool) -> CacheCheck:
     for found in _stored(cache):
         if found.seal != cache.seal.name:
             continue
-        checked += 1
         reason = _refuse_shared(cache, found.path)
         if reason is not None and not any(cache.store.list(found.path)):  # `gc` deleted it meanwhile
-            checked -= 1
-        elif reason is not None:
+            continue
+        checked += 1
+        if reason is not None:
             refused[found.path] = reason
             if remove:
                 cache.store.delete(found.path)

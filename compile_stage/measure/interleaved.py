@@ -256,7 +256,9 @@ class Interleaved:
                 self._notes[name] = (*self._notes.get(name, ()), note)
 
     def _is_over(self, pace: Pace, measured: MeasuredRounds, now_s: float, seed: int) -> bool:
-        known = lambda: timing.roughly_known(self._by_name(measured.deciding), BASELINE, seed=seed)  # noqa: E731
+        def known() -> bool:
+            return timing.roughly_known(self._by_name(measured.deciding), BASELINE, seed=seed)
+
         return pace.is_over(len(measured.rounds), now_s, known)
 
     def _in_doubt(self, measured: MeasuredRounds) -> bool:

@@ -7,8 +7,9 @@ store and its own account there, and what fails is no error of MLflow's, or one 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from compile_stage.core.storage import with_causes
 
 _CLIENTS = {
     "S3": ("boto3.", "botocore.", "s3transfer."),
@@ -74,7 +75,7 @@ class StoreTrouble:
 def store_trouble(error: BaseException) -> StoreTrouble | None:
     """What the client of a store raised, where `error` is that or was raised for it; else None, also where the store
     just lacks a file."""
-    raised = [(one, store) for one in _chain(error) if (store := _store_of(one))]
+    raised = [(one, store) for one in with_causes(error) if (store := _store_of(one))]
     said = _SAID.search(str(error)) if raised or _LISTS_FILES in str(error) else None
     if not raised and said is None:
         return None
@@ -96,15 +97,6 @@ def store_trouble(error: BaseException) -> StoreTrouble | None:
 def _store_of(error: BaseException) -> str:
     module = type(error).__module__
     return next((store for store, clients in _CLIENTS.items() if module.startswith(clients)), "")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised for."""
-    for _ in range(6):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _answer(errors: list[BaseException]) -> tuple[int | None, str, str]:

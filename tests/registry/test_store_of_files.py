@@ -170,6 +170,6 @@ def test_an_error_of_googles_client_is_no_error_of_protobuf() -> None:
 def test_what_a_server_says_of_its_own_store_and_a_file_that_is_gone_are_no_trouble_of_the_client(
     error: Exception,
 ) -> None:
-    """Broken: this machine's account is to be mended where the server's is wrong; or a file is gone, and the store is
-    waited for."""
+    """Broken: the advice is to check this machine's account where the server's is wrong; or a file is gone, and the
+    store is asked again and again."""
     assert store_trouble(error) is None
