@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.plugin_support.artifacts import refuse_types
 
 EXPORTED, SETTINGS = "model.jaxexport", "model.json"
 _MAX_SETTINGS_BYTES = 2**20
 _MAX_TENSORS = 1000
-_TYPES = frozenset(
-    [
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-        "float16", "float32", "float64",
-    ]
-)  # fmt: skip
 
 _MODULE_SLOT = 30  # of the table Exported, in the schema of jax.export since its first version
 _MAGIC = b"ML\xefR"
@@ -74,15 +69,15 @@ def settings(folder: Path) -> Settings:
         raise RefusedError(f"its {SETTINGS} can't be read ({type(error).__name__}): {_LOG}") from error
     if not isinstance(read, Mapping) or read.get("format") != 1:
         raise RefusedError(f"its {SETTINGS} is not of format 1: {_LOG}")
-    inputs, outputs = _tensors(read, "inputs"), _tensors(read, "outputs")
-    if not inputs or not outputs:
+    signature = Signature(inputs=_tensors(read, "inputs"), outputs=_tensors(read, "outputs"))
+    if not signature.inputs or not signature.outputs:
         raise RefusedError(f"its {SETTINGS} names no inputs or no outputs: {_LOG}")
+    if (reason := refuse_types(signature)) is not None:
+        raise RefusedError(reason)
     graph = read.get("onnx") or ""
     if not isinstance(graph, str) or (graph and Path(graph).name != graph):
         raise RefusedError(f"its {SETTINGS} names an ONNX file that is not beside it")
-    return Settings(
-        Signature(inputs=inputs, outputs=outputs), read.get("answer") == "dict", graph, str(read.get("no_onnx", ""))
-    )
+    return Settings(signature, read.get("answer") == "dict", graph, str(read.get("no_onnx", "")))
 
 
 def refuse(folder: Path) -> str | None:
@@ -139,8 +134,8 @@ def _tensor(one: Any, key: str) -> TensorSpec:
         raise RefusedError(f"its {SETTINGS} describes one of the {key} without name, dtype and shape") from error
     if not isinstance(name, str) or not re.fullmatch(r"[\w./:-]{1,200}", name):
         raise RefusedError(f"its {SETTINGS} has one of the {key} with no name that a tensor can have")
-    if dtype not in _TYPES:
-        raise RefusedError(f"its {key[:-1]} {name} is {str(dtype)[:40]}, which NumPy has no arrays of: cast it")
+    if not isinstance(dtype, str) or not re.fullmatch(r"\w{1,40}", dtype):
+        raise RefusedError(f"its {key[:-1]} {name} has a dtype that names no type: {_LOG}")
     sizes = isinstance(shape, Sequence) and not isinstance(shape, str) and all(map(_is_size, shape))
     if not sizes or not shape:
         raise RefusedError(f"its {key[:-1]} {name} has no shape with a batch dimension: {_LOG}")
