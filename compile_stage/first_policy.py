@@ -43,7 +43,6 @@ _ALLOWED = "compliance: {allow_pickle: true}\n"
 _ENOUGH = 32  # data.min_samples of the shipped defaults
 _TAKEN = {"validation": 512, "calibration": 300}  # data.*.max_samples of the shipped defaults
 _ENOUGH_FOR_ACCURACY = 299  # what a drop of 0.01 at 0.95 needs (docs/proof.md)
-_NOT_TEXT = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")  # as YAML 1.1 reads them
 
 
 @dataclass(frozen=True)

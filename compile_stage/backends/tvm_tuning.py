@@ -45,15 +45,11 @@ class Tuned:
     """What tuning came to.
 
     Attributes:
-        workloads: How many different ones the model has.
-        covered: How many of them have a record now.
         trials: Measured now; none when earlier records were enough.
         stopped: Time ended it before its trials were used up.
         records: Names of the files that say what is known of the workloads, those of earlier runs and of this one.
     """
 
-    workloads: int
-    covered: int
     trials: int
     stopped: bool
     records: tuple[str, ...]
@@ -170,9 +166,8 @@ def tune(
             measured = search.run(tasks[at].task_name, modules[at], wanted)
             known[at], done = known[at] + measured, done + measured
             stopped = measured < wanted and time.monotonic() >= ends
-    covered = sum(database.query_tuning_record(one, target, "main") is not None for one in modules)
     records = tuple(sorted(store.used))
-    return database, Tuned(workloads=len(tasks), covered=covered, trials=done, stopped=stopped, records=records)
+    return database, Tuned(trials=done, stopped=stopped, records=records)
 
 
 def allot(work: Sequence[float], trials: int) -> list[int]:

@@ -59,8 +59,8 @@ class Store:
         label: The address as it is shown.
     """
 
-    def __init__(self, filesystem: Any, root: str, label: str, request_s: float = _REQUEST_S) -> None:
-        self._fs, self._root, self.label, self._request_s = filesystem, root.rstrip("/"), label, request_s
+    def __init__(self, filesystem: Any, root: str, label: str) -> None:
+        self._fs, self._root, self.label = filesystem, root.rstrip("/"), label
         protocols = filesystem.protocol
         self._protocols = (protocols,) if isinstance(protocols, str) else tuple(protocols)
 
@@ -71,7 +71,7 @@ class Store:
             FileNotFoundError: There is none.
             StoreError: The store does not answer, or refuses.
         """
-        data = self._ask(lambda: self._fs.cat_file(self._path(path), start=start, end=end), self._request_s)
+        data = self._ask(lambda: self._fs.cat_file(self._path(path), start=start, end=end), _REQUEST_S)
         return bytes(data)
 
     def write(self, local: Path, path: str, *, replace: bool) -> bool:
@@ -81,7 +81,7 @@ class Store:
             StoreError: The store does not answer, or refuses.
             OSError: The local file can't be read.
         """
-        seconds = self._request_s + local.stat().st_size / _BYTES_PER_S
+        seconds = _REQUEST_S + local.stat().st_size / _BYTES_PER_S
         write = self._link if "file" in self._protocols else self._put
         try:
             return self._ask(lambda: write(local, self._path(path), replace), seconds)
@@ -91,7 +91,7 @@ class Store:
     def list(self, below: str = "") -> Iterator[Stored]:
         """All files below a folder of the store, also parts of those that were not finished. Raises StoreError."""
         try:
-            found = self._ask(lambda: self._fs.find(self._path(below), detail=True), 4 * self._request_s)
+            found = self._ask(lambda: self._fs.find(self._path(below), detail=True), 4 * _REQUEST_S)
         except FileNotFoundError:
             return
         for name, detail in sorted(found.items()):
@@ -102,7 +102,7 @@ class Store:
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there is no error. Raises StoreError."""
         with suppress(FileNotFoundError):
-            self._ask(lambda: self._fs.rm_file(self._path(path)), self._request_s)
+            self._ask(lambda: self._fs.rm_file(self._path(path)), _REQUEST_S)
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

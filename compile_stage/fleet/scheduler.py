@@ -65,14 +65,13 @@ class Scheduler:
 
     Args:
         budget_s: No job begins once so many seconds of jobs have been used; None: no limit.
-        spent_s: Used before, by jobs that ended in an earlier process.
 
     Attributes:
-        spent_s: Seconds of all jobs that ended.
+        spent_s: Seconds of all jobs that ended, in earlier processes too.
     """
 
-    def __init__(self, *, budget_s: float | None = None, spent_s: float = 0.0, tries: int = TRIES) -> None:
-        self._budget_s, self.spent_s, self._tries = budget_s, spent_s, tries
+    def __init__(self, *, budget_s: float | None = None) -> None:
+        self._budget_s, self.spent_s = budget_s, 0.0
         self._entries: dict[int, _Entry] = {}
         self._queues: dict[str, list[tuple[float, int]]] = {}  # owner → heap of (priority, job)
         self._charged: dict[str, float] = defaultdict(float)  # owner → seconds of jobs that ended
@@ -159,9 +158,9 @@ class Scheduler:
         if (entry := self._leased.get(lease.job)) is not None and entry.lease == lease:
             entry.heard = now
 
-    def overdue(self, now: float, lease_s: float = LEASE_S) -> list[Lease]:
-        """What nobody was heard of for so long."""
-        return [e.lease for e in self._leased.values() if e.lease is not None and now - e.heard > lease_s]
+    def overdue(self, now: float) -> list[Lease]:
+        """What nobody was heard of for `LEASE_S`."""
+        return [e.lease for e in self._leased.values() if e.lease is not None and now - e.heard > LEASE_S]
 
     # -------------------------------------------------------------------------------------------------- how jobs end
 
@@ -192,7 +191,7 @@ class Scheduler:
             return None
         self._let_go(entry)
         entry.losses += 1
-        again = entry.losses < self._tries
+        again = entry.losses < TRIES
         if again:
             self._queue(entry)
         else:

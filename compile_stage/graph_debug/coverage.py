@@ -115,7 +115,7 @@ def coverage(model: PortableModel, calibration: SampleSet, validation: SampleSet
     )
 
 
-def coverage_note(measured: Coverage, most: int = 3) -> str | None:
+def coverage_note(measured: Coverage) -> str | None:
     """One sentence about what is not covered, or that there are too few samples to know; None when everything is."""
     if measured.limit >= 1:
         return _too_few(measured)
@@ -123,7 +123,7 @@ def coverage_note(measured: Coverage, most: int = 3) -> str | None:
         return None
     worst = ", ".join(
         f"{c.tensor}{f' (node {c.node})' if c.node else ' (an input)'} {percent(c.share, 1)}"
-        for c in measured.uncovered[:most]
+        for c in measured.uncovered[:3]
     )
     return (
         f"the {measured.calibration} calibration samples do not cover the validation samples: in "

@@ -109,7 +109,6 @@ class FoundSettings:
             less memory.
         tried: Combinations that were measured.
         valid: Combinations that there are.
-        halvings: That were run, the last one among them.
         alone: Setting → how many times as fast it was by itself in the first halving.
         exhausted: The time ended the search.
     """
@@ -117,7 +116,6 @@ class FoundSettings:
     ranked: tuple[Ranked, ...] = ()
     tried: int = 0
     valid: int = 0
-    halvings: int = 0
     alone: Mapping[str, float] | None = None
     exhausted: bool = False
 
@@ -179,7 +177,6 @@ class _Search:
         self._tried: set[Combination] = set()
         self._final: dict[Combination, list[Raced]] = {}
         self._alone: dict[str, float] = {}
-        self._halvings = 0
         self._plain_bytes = 0
 
     def run(self) -> FoundSettings:
@@ -193,7 +190,6 @@ class _Search:
             ranked=self._ranking(),
             tried=len(self._tried),
             valid=valid,
-            halvings=self._halvings,
             alone=self._alone,
             exhausted=exhausted,
         )
@@ -223,7 +219,6 @@ class _Search:
     def _heats(self, field: Sequence[Combination], rounds: int, ends: float) -> dict[Combination, Raced]:
         """All of them in heats; those that there is no time for are left out, the last ones first."""
         seen: dict[Combination, Raced] = {}
-        self._halvings += 1
         number = max(1, math.ceil(len(field) / self._limits.heat))
         size = math.ceil(len(field) / number) if field else 0
         for first in range(0, len(field), max(1, size)):
@@ -256,8 +251,6 @@ class _Search:
         """Full rounds for the last ones, and then for the best with one setting less, until no setting is left to
         doubt."""
         wanted = list(field)
-        if wanted:
-            self._halvings += 1
         while wanted:
             for _ in range(FINAL_STARTS):
                 for one, raced in self._heat(wanted, FINAL_ROUNDS).items():

@@ -213,14 +213,14 @@ def _waited_s() -> float:
     return waited / 1e9
 
 
-def settle(max_seconds: float = SETTLE_S) -> None:
-    """Wait until no thread of this process computes any more, or waits for a core to compute on.
+def settle() -> None:
+    """Wait until no thread of this process computes any more, or waits for a core to compute on; at most `SETTLE_S`.
 
     The threads of a runtime wait for the next call in a busy loop: those of ONNX Runtime for about 55 ms, longer than a
     turn, and an OpenMP runtime's for up to 200 ms. On a busy machine such a thread may get no core for a while: it uses
     no CPU time then, and is not at rest.
     """
-    ends = time.perf_counter() + max_seconds
+    ends = time.perf_counter() + SETTLE_S
     while time.perf_counter() < ends:
         began, used = time.perf_counter(), time.process_time()
         time.sleep(0.002)

@@ -44,7 +44,7 @@ class TokenTimes:
     next_ratio: Interval | None = None
 
 
-def token_times(timing: Timing, baseline: Timing | None = None, *, seed: int = 0) -> TokenTimes | None:
+def token_times(timing: Timing, baseline: Timing | None = None) -> TokenTimes | None:
     """None where it is no language model's.
 
     Args:
@@ -55,7 +55,7 @@ def token_times(timing: Timing, baseline: Timing | None = None, *, seed: int = 0
     first, after = rounds_of(timing, FIRST), rounds_of(timing, NEXT)
     ratios: list[Interval | None] = [None, None]
     if baseline is not None and baseline.first_s:
-        ratios = [_ratio(baseline, timing, what, seed) for what in (FIRST, NEXT)]
+        ratios = [_ratio(baseline, timing, what) for what in (FIRST, NEXT)]
     return TokenTimes(
         batch_size=timing.batch_size,
         first_s=quantile_interval(first, 0.5, processes=timing.processes),
@@ -87,7 +87,7 @@ def tokens_per_s(timing: Timing) -> Interval | None:
     )
 
 
-def _ratio(baseline: Timing, timing: Timing, what: str, seed: int) -> Interval | None:
+def _ratio(baseline: Timing, timing: Timing, what: str) -> Interval | None:
     """Of the rounds that both ran. Where others' work hit a short call and not the whole one beside it, their
     difference may be nothing or less: it counts as next to nothing, and moves no median."""
 
@@ -97,7 +97,7 @@ def _ratio(baseline: Timing, timing: Timing, what: str, seed: int) -> Interval |
     shared = shared_rounds(baseline, timing, floored)
     if not shared.own or min(_median(shared.base), _median(shared.own)) <= _LEAST_S:
         return None
-    return shared.ratio(seed=seed)
+    return shared.ratio(seed=0)
 
 
 def _median(rounds: Sequence[Sequence[float]]) -> float:

@@ -115,10 +115,10 @@ class Queue:
 
     # ------------------------------------------------------------------------------------------ versions to look at
 
-    def look_at(self, name: str, version: str, event: str, alias: str = "") -> None:
+    def look_at(self, name: str, version: str, event: str) -> None:
         """Have a version looked at."""
         with self._store.transaction() as connection:
-            _add_look(connection, name, version, alias, event)
+            _add_look(connection, name, version, "", event)
         self._notify()
 
     def is_awaited(self, name: str, version: str) -> bool:

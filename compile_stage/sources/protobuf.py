@@ -66,9 +66,9 @@ def text(message: memoryview, number: int) -> str:
         raise MalformedError(f"field {number} holds no text") from error
 
 
-def number(message: memoryview, wanted: int, default: int = 0) -> int:
-    """The whole number of one field."""
-    answer = default
+def number(message: memoryview, wanted: int) -> int:
+    """The whole number of one field; 0 where it is absent. The last one counts."""
+    answer = 0
     for found, value in fields(message):
         if found == wanted:
             if not isinstance(value, int):

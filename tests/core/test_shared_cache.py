@@ -354,7 +354,7 @@ def test_a_server_that_hangs_is_waited_for_once(
     """Broken: a run hangs with its server, or waits for it at each of a hundred steps."""
     cache, shared = team.machine("a")
     assert team.objects() == []  # the client is made
-    monkeypatch.setattr(team.store, "_request_s", 3.0)
+    monkeypatch.setattr(shared_store, "_REQUEST_S", 3.0)
     s3.proxy.fault = "hang"
     before = s3.proxy.seen["hang"]
     with caplog.at_level(logging.WARNING):
