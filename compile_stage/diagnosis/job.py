@@ -24,7 +24,7 @@ from compile_stage.graph_debug.diagnosis import Diagnosis, Failed, Kept
 from compile_stage.graph_debug.graphs import INPUT_OP
 from compile_stage.graph_debug.trace import Trace, rank
 from compile_stage.pipeline.evaluate import Lower, evaluate
-from compile_stage.pipeline.inputs import TargetRun, prepare, source_limits
+from compile_stage.pipeline.inputs import TargetInputs, TargetRun, source_limits
 from compile_stage.pipeline.mixed_precision import Method, SearchBudget, find_mixed, searchable
 from compile_stage.pipeline.tuning_options import find_tuned_job
 from compile_stage.steps.export import inspect
@@ -51,7 +51,8 @@ def diagnose_job(context: Context, plan: Plan, pattern: str, out: Path, *, count
             of_target = [job for job in jobs if job.target.name == policy.target.name]
             if not of_target:
                 continue
-            inputs = prepare(context, source_worker, plan.source, plan.policy.data, policy.target, of_target)
+            inputs = TargetInputs(context, source_worker, plan.source, plan.policy.data, policy.target, of_target)
+            inputs.make()
             target = TargetRun(context, plan, policy, inputs)
             for job in of_target:
                 candidate = evaluate(target, job).candidate

@@ -183,10 +183,11 @@ class _Steps:
             if no_baseline is not None:
                 raise UsageError(no_baseline)  # of a backend that cross-compiles, only now is known that this runs here
             self.current = "validate"
-            if self._options.prune and self._pruned(worker, artifact):
+            if options.prune and self._pruned(worker, artifact):
                 return None
             self._validate(worker, artifact)
-            return self._quick_latency(pair, artifact) if self._options.time_quickly else None
+            # It was validated: that it can't be timed alone does not change its verdict.
+            return quick_latency(self._target, self.candidate, nullcontext(pair)) if options.time_quickly else None
 
     def _lower(self, here: Worker) -> PortableModel:
         target, job, inputs = self._target, self._job, self._target.inputs
@@ -227,12 +228,6 @@ class _Steps:
         )
         self.candidate = judge_tolerances(candidate, validated.verdict.checks, waivers, context.today)
 
-    def _quick_latency(self, pair: Pair, artifact: Artifact) -> float | None:
-        try:
-            return _time_quickly(self._target, self._job, artifact, lambda: nullcontext(pair))
-        except CompileStageError:  # it was validated: that it can't be timed alone does not change its verdict
-            return None
-
 
 def compile_candidate(target: TargetRun, job: Job) -> Artifact:
     """What a job compiles, without a look at its answers. Raises what its steps raise."""
@@ -240,16 +235,6 @@ def compile_candidate(target: TargetRun, job: Job) -> Artifact:
         inputs = target.inputs
         model = lower(target.context, pair.lowers, job, inputs.model_for(job), inputs.calibration)
         return compile_job(target.context, pair.runs, job, model, inputs.calibration).artifact
-
-
-def quick_latency(target: TargetRun, candidate: Candidate, workers: Workers) -> float | None:
-    """The quick latency of a candidate that was compiled; None when it could not be measured."""
-    if candidate.artifact is None:
-        return None
-    job = candidate.job
-    with suppress(CompileStageError):
-        return _time_quickly(target, job, candidate.artifact, lambda: workers.opened(job))
-    return None
 
 
 def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) -> tuple[Candidate, float] | None:
@@ -264,22 +249,27 @@ def fastest(target: TargetRun, candidates: Sequence[Candidate], seconds: float) 
             for candidate in candidates:
                 if candidate.job.backend != backend or time.monotonic() >= ends:
                     continue
-                if (latency_s := quick_latency(target, candidate, workers)) is not None:
+                if (latency_s := quick_latency(target, candidate, workers.opened(candidate.job))) is not None:
                     latencies[candidate.job.id] = latency_s
     timed = [candidate for candidate in candidates if candidate.job.id in latencies]
     best = min(timed, key=lambda candidate: latencies[candidate.job.id], default=None)
     return (best, latencies[best.job.id]) if best is not None else None
 
 
-def _time_quickly(
-    target: TargetRun, job: Job, artifact: Artifact, opened: Callable[[], AbstractContextManager[Pair]]
-) -> float:
+def quick_latency(target: TargetRun, candidate: Candidate, workers: AbstractContextManager[Pair]) -> float | None:
     """Seconds of a call at the target's first batch size: the lowest of the medians of four turns of 0.02 to 0.1 s, one
-    after the other, after the warm-up. Not interleaved: it guides the searches, and no claim is made from it.
+    after the other, after the warm-up. Not interleaved: it guides the searches, and no claim is made from it. None
+    where it was not compiled, or could not be measured.
 
     Args:
-        opened: The workers; asked only where it is not in the cache.
+        workers: Entered only where it is not in the cache.
     """
+    with suppress(CompileStageError):
+        return _time_quickly(target, candidate.job, candidate.artifact, workers) if candidate.artifact else None
+    return None
+
+
+def _time_quickly(target: TargetRun, job: Job, artifact: Artifact, workers: AbstractContextManager[Pair]) -> float:
     context, samples, batch_size = target.context, target.inputs.validation, job.target.batch_sizes[0]
     key = {
         "artifact": [artifact.digest, artifact.options, artifact.toolchain],
@@ -292,7 +282,7 @@ def _time_quickly(
     }
 
     def measure(_: Path) -> float:
-        with opened() as pair, context.alone():
+        with workers as pair, context.alone():
             worker = pair.runs
             worker.call("open_artifact", artifact=artifact, threads=job.target.threads)
             warmed = worker.call("warm_up", samples=samples, batch_size=batch_size, seconds=_WARM_UP_S)

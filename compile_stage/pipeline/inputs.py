@@ -62,7 +62,7 @@ def _files_of(source: SourceModel, data: Data, policy_files: Sequence[str]) -> I
 class TargetInputs:
     """The source as ONNX, the samples, what the original predicts for them, and the source in other forms.
 
-    Each is made, or taken from the cache, when it is first asked for; `prepare` asks for all of them.
+    Each is made, or taken from the cache, when it is first asked for; `make` asks for all of them.
     """
 
     def __init__(
@@ -154,15 +154,6 @@ class TargetInputs:
         signature = session_signature(self.exported.signature, self.target.generation)
         request = SampleRequest(spec=spec, signature=signature, seed=self.data.seed, shapes=self.target.shapes)
         return sample(self._context, self._worker, self.source, role, request)
-
-
-def prepare(
-    context: Context, source_worker: Worker, source: SourceModel, data: Data, target: Target, jobs: Sequence[Job]
-) -> TargetInputs:
-    """All inputs of a target, made now. Raises SourceError as `TargetInputs.make`."""
-    inputs = TargetInputs(context, source_worker, source, data, target, jobs)
-    inputs.make()
-    return inputs
 
 
 @contextlib.contextmanager

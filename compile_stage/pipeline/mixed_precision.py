@@ -160,7 +160,7 @@ def find_mixed(
     ends = time.monotonic() + budget.seconds * share
     with closing(TrialWorkers(target, ends)) as workers:
         if passing is not None:
-            plain_s = quick_latency(target, missed, workers)
+            plain_s = quick_latency(target, missed, workers.opened(missed.job))
             if plain_s is not None and plain_s > passing.latency_s * (1 - searching.NOISE):
                 return replace(missed, note=_no_use(plain_s, passing)), None
         try:

@@ -75,6 +75,11 @@ class RunOptions:
     signer: Signer | None = None
     trust: Trust | None = None
 
+    @property
+    def signed_by(self) -> str:
+        """The signer's key, or its name; empty where nothing is signed."""
+        return (self.signer.signed_by.keyid or self.signer.signed_by.name) if self.signer is not None else ""
+
 
 class RunState:
     """What is known of a run so far. As a context it sees to the reports of a run that an exception ends.

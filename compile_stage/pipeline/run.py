@@ -230,7 +230,6 @@ def _package(progress: RunState, context: Context, plan: Plan, origin: Origin) -
     if progress.folder is None:
         return
     out, signer = progress.folder, progress.options.signer
-    by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
     # Of a run that began in the same folder after this one, and was faster: the reports will be this one's.
     remove_bundles(out, [target.policy for target in progress.targets])
     packaged: dict[str, TargetResult] = {}
@@ -238,7 +237,7 @@ def _package(progress: RunState, context: Context, plan: Plan, origin: Origin) -
         if members[0].policy.family:
             results = _package_family(progress, context, plan, origin, members)
         else:
-            results = (package(context, plan, members[0], origin, out, by),)
+            results = (package(context, plan, members[0], origin, out, progress.options.signed_by),)
         packaged |= {result.policy.target.name: result for result in results}
     progress.targets = tuple(packaged[target.policy.target.name] for target in progress.targets)
     if signer is not None:
@@ -251,14 +250,12 @@ def _package_family(
 ) -> tuple[TargetResult, ...]:
     """Its members' bundle, with what other machines proved of the family where this run publishes."""
     assert progress.folder is not None
-    signer = progress.options.signer
-    by = (signer.signed_by.keyid or signer.signed_by.name) if signer is not None else ""
     earlier = TakenOver()
     if progress.options.publish and any(member.winner is not None for member in members):
         trust = _demanded_trust(progress, plan)
         earlier = take_over(context, plan, members, family_key(plan, members), trust)
         progress.notes = tuple(dict.fromkeys((*progress.notes, *earlier.notes)))
-    return package_family(context, plan, members, origin, (progress.folder, by, earlier))
+    return package_family(context, plan, members, origin, (progress.folder, progress.options.signed_by, earlier))
 
 
 def _published_together(targets: Sequence[TargetResult]) -> tuple[tuple[TargetResult, ...], ...]:

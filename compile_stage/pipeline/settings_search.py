@@ -55,7 +55,7 @@ def find_settings(
     artifact = below.artifact
     ends = time.monotonic() + seconds
     with closing(TrialWorkers(target, ends)) as workers:
-        latency_s = quick_latency(target, below, workers)
+        latency_s = quick_latency(target, below, workers.opened(below.job))
     if artifact is None or latency_s is None:
         return FoundSettings()
     heats = _Heats(target, artifact, by_name, latency_s, ends)

@@ -24,12 +24,9 @@ def select_soaked(
         selection = select(candidates, policy)
         if selection.winner is None or original is None:
             return tuple(candidates), selection
+        won = next(candidate for candidate in candidates if candidate.job.id == selection.winner)
         with own_metric.allowed(budget.job_minutes * 60):
-            called = {
-                candidate.job.id: soak(context, candidate, original, budget)
-                for candidate in candidates
-                if candidate.job.id == selection.winner
-            }
-        candidates = tuple(called.get(candidate.job.id, candidate) for candidate in candidates)
-        if called[selection.winner].has_passed:
+            called = soak(context, won, original, budget)
+        candidates = tuple(called if candidate is won else candidate for candidate in candidates)
+        if called.has_passed:
             return candidates, selection
