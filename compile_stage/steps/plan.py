@@ -12,7 +12,7 @@ from compile_stage.core.control_groups import cpu_limit
 from compile_stage.core.environment import Hardware
 from compile_stage.core.language_models import fitting_gates
 from compile_stage.core.metric_packages import missing_package
-from compile_stage.core.ports import Backend
+from compile_stage.core.ports import Backend, Exporter
 from compile_stage.core.records import (
     Budget,
     Gate,
@@ -72,47 +72,21 @@ def _expand(
     source: SourceModel, policy: Policy, target_policy: TargetPolicy, hardware: Hardware
 ) -> Iterator[Job | Refusal]:
     target = target_policy.target
-    auto, given, unread = target.backends == ("auto",), _forms(source), _why_unread(source)
-    cached = _keeps_cache(source)
+    auto = target.backends == ("auto",)
+    absent = hardware.refuse(dict(target.hardware)) or ""
     precisions = target.precisions if SOURCE_PRECISION in target.precisions else (*target.precisions, SOURCE_PRECISION)
     for name in plugins.names("backends") if auto else target.backends:
         backend = plugins.load("backends", name)
         granted = replace(target_policy, target=_with_tuning(target, backend, policy.budget))
-        absent = hardware.refuse(dict(target.hardware)) or ""
-        reason = _refuse_backend(backend, policy, granted, absent)
-        if reason is not None:
-            # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
-            if not (auto and plugins.missing(backend)):
-                yield _refusal(source, target.name, name, "*", reason)
-            continue
-        if unread is not None:
-            yield _refusal(source, target.name, name, "*", unread)
-            continue
-        taken = backend.capabilities.forms
-        # Of a model that starts as StableHLO, ONNX is what may not be there.
-        order = given if given[0] == "stablehlo" else taken
-        if cached and not backend.capabilities.caches:
-            reason = f"the model hands on a cache of keys and values from token to token, which {name} can't here"
+        form = _form_for(source, backend)
+        lacking = plugins.missing_for_form(backend, form) if form is not None else None
+        reason = _refuse_backend(backend, policy, granted, absent) or _refuse_source(source, backend, form, granted)
+        if form is not None and reason is None:
+            for precision in precisions:
+                yield from _expand_precision(source, granted, backend, form, precision, absent)
+        # `auto` means what is installed: a backend that is not is no refusal, `doctor` lists it.
+        elif reason and not (auto and (plugins.missing(backend) or reason == lacking)):
             yield _refusal(source, target.name, name, "*", reason)
-            continue
-        form = next((form for form in order if form in given and form in taken), None)
-        if form is None:
-            takes = f"{name} takes {' or '.join(backend.capabilities.forms)}"
-            reason = f"{takes}, and a model of flavor {source.flavor} is given as {' or '.join(given)}"
-            yield _refusal(source, target.name, name, "*", reason)
-            continue
-        if (reason := plugins.missing_for_form(backend, form)) is not None:
-            if not auto:
-                yield _refusal(source, target.name, name, "*", reason)
-            continue
-        if form == "torch-export" and (reason := plugins.missing_for_programs(plugins.load("sources", source.flavor))):
-            yield _refusal(source, target.name, name, "*", f"{name} takes {form}: {reason}")
-            continue
-        if not crosses(name, granted.target) and (reason := refuse_baseline(source.flavor, target)) is not None:
-            yield _refusal(source, target.name, name, "*", reason)
-            continue
-        for precision in precisions:
-            yield from _expand_precision(source, granted, backend, form, precision, absent)
 
 
 def _with_tuning(target: Target, backend: Backend, budget: Budget) -> Target:
@@ -154,10 +128,8 @@ def _expand_precision(
 def _gates(source: SourceModel, asked: tuple[Gate, ...]) -> tuple[Gate, ...]:
     """The policy's, and those that the source's own models are for; the policy's limit on a metric wins."""
     asked = fitting_gates(asked, language_model=_keeps_cache(source))
-    if source.flavor not in plugins.names("sources"):
-        return asked
-    named = {gate.metric for gate in asked}
-    own = plugins.load("sources", source.flavor).capabilities.gates
+    plugin, named = _plugin(source), {gate.metric for gate in asked}
+    own = plugin.capabilities.gates if plugin is not None else ()
     return (*asked, *(gate for gate in own if gate.metric not in named))
 
 
@@ -186,22 +158,44 @@ def _refuse_backend(backend: Backend, policy: Policy, target_policy: TargetPolic
     return plugins.missing(backend) or here or backend.refuse_target(target_policy.target)
 
 
+def _form_for(source: SourceModel, backend: Backend) -> str | None:
+    """The form in which the backend is given the source; None where the source has none that it takes."""
+    given, taken = _forms(source), backend.capabilities.forms
+    # Of a model that starts as StableHLO, ONNX is what may not be there.
+    order = given if given[0] == "stablehlo" else taken
+    return next((form for form in order if form in given and form in taken), None)
+
+
+def _refuse_source(source: SourceModel, backend: Backend, form: str | None, target_policy: TargetPolicy) -> str | None:
+    """Why the backend can't be given the source, in that form."""
+    plugin, name = _plugin(source), backend.name
+    if plugin is not None and (reason := plugins.missing(plugin)) is not None:
+        return reason  # no job can do without the source
+    if _keeps_cache(source) and not backend.capabilities.caches:
+        return f"the model hands on a cache of keys and values from token to token, which {name} can't here"
+    if form is None:
+        taken, given = " or ".join(backend.capabilities.forms), " or ".join(_forms(source))
+        return f"{name} takes {taken}, and a model of flavor {source.flavor} is given as {given}"
+    if (reason := plugins.missing_for_form(backend, form)) is not None:
+        return reason
+    if form == "torch-export" and plugin is not None and (reason := plugins.missing_for_programs(plugin)):
+        return f"{name} takes {form}: {reason}"
+    return None if crosses(name, target_policy.target) else refuse_baseline(source.flavor, target_policy.target)
+
+
+def _plugin(source: SourceModel) -> Exporter | None:
+    """None for a flavor that no source takes: `inspect` says so later."""
+    return plugins.load("sources", source.flavor) if source.flavor in plugins.names("sources") else None
+
+
 def _forms(source: SourceModel) -> tuple[str, ...]:
-    """The forms that the source's plug-in gives; of a flavor that has none `inspect` says so later."""
-    known = source.flavor in plugins.names("sources")
-    return plugins.load("sources", source.flavor).capabilities.forms if known else ("onnx",)
+    plugin = _plugin(source)
+    return plugin.capabilities.forms if plugin is not None else ("onnx",)
 
 
 def _keeps_cache(source: SourceModel) -> bool:
-    known = source.flavor in plugins.names("sources")
-    return known and plugins.load("sources", source.flavor).keeps_cache(source)
-
-
-def _why_unread(source: SourceModel) -> str | None:
-    """None when what the source's plug-in needs is installed, or the reason with the exact command. No job can do
-    without the source."""
-    known = source.flavor in plugins.names("sources")
-    return plugins.missing(plugins.load("sources", source.flavor)) if known else None
+    plugin = _plugin(source)
+    return plugin is not None and plugin.keeps_cache(source)
 
 
 def _refuse_scheme(target_policy: TargetPolicy, scheme: Scheme, form: str, precision: str) -> str | None:
