@@ -45,7 +45,7 @@ def next_step(result: RunResult, folder: Path, asked: Asked) -> str:
 
 
 def _trusted(result: RunResult) -> tuple[str, ...]:
-    """The policy's files of trusted keys, where what it publishes is loaded and promoted only where they are named."""
+    """As `report.why.trusted_files`, by absolute paths: a line is pasted here, and a report goes to other machines."""
     compliance = result.policy.compliance
     return compliance.trusted_keys if compliance.require_signature else ()
 

@@ -109,7 +109,7 @@ def restore_activations(source: GraphProto, twin: GraphProto) -> list[str]:
         twin_node.output[:] = [copy.input[0] if out == name else out for out in twin_node.output]
         twin.node.append(copy)
         restored.append(name)
-    sort_nodes(twin)
+    merge_orders(twin)
     return restored
 
 
@@ -140,10 +140,9 @@ def _is_quantised(cone: Sequence[Any]) -> bool:
     return any(part.op_type in QUANTISED_OPS for part in cone) and not any(map(has_subgraph, cone))
 
 
-def sort_nodes(graph: GraphProto) -> None:
-    """Order the nodes so that each comes after what it reads, otherwise as they are: nodes of two exports, each in its
-    own order. (`sources.graph.sort_nodes` is for files of others: subgraphs too, in any valid order, and a circle is
-    left to ONNX's checker.)
+def merge_orders(graph: GraphProto) -> None:
+    """Order nodes of two exports, which stand one after the other, so that each comes after what it reads, otherwise as
+    they are.
 
     Raises:
         UsageError: The two graphs compute what they share in orders that exclude each other.
@@ -184,7 +183,7 @@ def _restore_source(source: GraphProto, twin: GraphProto, units: Iterable[Unit])
     replace_nodes(twin, nodes)
     del twin.value_info[:]  # runtimes infer them; those of tensors that are gone would be wrong
     _drop_unused(twin)
-    sort_nodes(twin)
+    merge_orders(twin)
 
 
 class _WeightCopies:

@@ -19,7 +19,7 @@ import numpy as np
 
 from compile_stage.core.records import PortableModel, SampleSet, Sensitivity
 from compile_stage.core.sample_files import read_batches
-from compile_stage.precision.mixed import Unit, find_units, load_pair, restore_activations, sort_nodes
+from compile_stage.precision.mixed import Unit, find_units, load_pair, merge_orders, restore_activations
 from compile_stage.precision.onnx_graph import open_session, write_graph
 from compile_stage.precision.wiring import attribute, copy_message, reads
 
@@ -112,7 +112,7 @@ def _instrument(source_model: ModelProto, twin_model: ModelProto, units: Sequenc
         graph.initializer.append(helper.make_tensor(f"unit{number}/index", TensorProto.INT64, [], [number]))
         graph.node.extend(_switch(number, unit, plain, constants.keys()))
     del graph.value_info[:]
-    sort_nodes(graph)
+    merge_orders(graph)
 
 
 def _switch(number: int, unit: Unit, plain: Mapping[str, str], constants: Collection[str]) -> Iterator[Any]:
