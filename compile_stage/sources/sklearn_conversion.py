@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -53,57 +54,18 @@ from compile_stage.sources.sklearn_words import pad_with_no_word, word_options, 
 
 
 def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
-    """The converter's own ONNX model. Raises SourceError with the step that has no converter."""
+    """The converter's own ONNX model, with its answers put right. Raises SourceError with the step that has no
+    converter."""
     from skl2onnx import to_onnx
-    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
     from skl2onnx.common.exceptions import MissingConverter, MissingShapeCalculator
-    from sklearn.base import is_classifier
-    from sklearn.compose import ColumnTransformer
-    from sklearn.svm import LinearSVC
 
     prepare(estimator)
-    features = int(wanted.inputs[0].shape[1])
     names = () if has_columns(wanted) else column_names(estimator)
-    picks = any(isinstance(step, ColumnTransformer) for step in steps(estimator))
-    is_given_float32 = tabular.is_given_float32(source)
-    by_name = names if picks else ()
+    by_name = names if _picks_columns(estimator) else ()
     by_number = bool(names) and not by_name
-    types = (
-        [(name, FloatTensorType([None, 1])) for name in by_name]
-        if by_name
-        else [(tabular.INPUT, FloatTensorType([None, features]))]
-    )
-    if has_columns(wanted):
-        kinds = {"str": StringTensorType, "float32": FloatTensorType}
-        types = [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
-    has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
-    # Without this option a converter writes a list of dicts, also where there are no probabilities. That of LinearSVC
-    # knows no such option, and must be given one that it knows.
-    last = last_step(estimator)
-    known = "nocl" if isinstance(last, LinearSVC) else "zipmap"
-    options: dict[int, dict[str, Any]] = (
-        {id(estimator): {"zipmap": False}} if has_probabilities else {id(last): {known: False}}
-    )
-    if not is_classifier(estimator):
-        options = {}
-    options |= raw_scores(estimator)
-    if boosters(estimator):
-        with takers_of_sparse(estimator) as fed_sparse:
-            ask_answer(estimator, wanted.inputs, source)
-        register_converters(estimator, fed_sparse, is_given_float32=is_given_float32)
-    register_target_converter(estimator)
-    register_label_converters(estimator)
-    register_chain_converters(estimator)
-    register_centroid_converter(estimator)
-    register_expansions(estimator)
-    register_category_converters(estimator)
-    register_imputers(estimator)
-    register_functions(estimator)
-    register_clipped_scalers(estimator)
-    register_stacking_converter(estimator)
-    encoders.register_encoders(estimator)
-    options |= word_options(estimator)
-    options |= scalers_before_trees(estimator, is_given_float32=is_given_float32)
+    is_given_float32 = tabular.is_given_float32(source)
+    _register_converters(estimator, wanted, source)
+    types, options = _input_types(wanted, by_name), _options(estimator, wanted, is_given_float32=is_given_float32)
     try:
         with (
             warnings.catch_warnings(),
@@ -124,20 +86,87 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
             where=source.uri,
         ) from error
     except Exception as error:
-        step = _step_of(error) or type(last_step(estimator)).__name__
-        problem = f"skl2onnx can't convert {step}: {first_line(error).partition(' You may raise')[0].rstrip('.')}"
+        raise _failure(error, estimator, wanted, source) from error
+    _correct(model, estimator, is_given_float32=is_given_float32)
+    if by_name:
+        tabular.join_columns(model, matrix_columns(by_name, source))
+    elif by_number and (ordered := matrix_columns(names, source)) != names:
+        tabular.pick_columns(model, [ordered.index(name) for name in names])
+    write_linear_kernels(model, estimator)
+    without_ml_operators(model)
+    return model
+
+
+def _picks_columns(estimator: Any) -> bool:
+    from sklearn.compose import ColumnTransformer
+
+    return any(isinstance(step, ColumnTransformer) for step in steps(estimator))
+
+
+def _register_converters(estimator: Any, wanted: Signature, source: SourceModel) -> None:
+    if boosters(estimator):
+        with takers_of_sparse(estimator) as fed_sparse:
+            ask_answer(estimator, wanted.inputs, source)
+        register_converters(estimator, fed_sparse, is_given_float32=tabular.is_given_float32(source))
+    register_target_converter(estimator)
+    register_label_converters(estimator)
+    register_chain_converters(estimator)
+    register_centroid_converter(estimator)
+    register_expansions(estimator)
+    register_category_converters(estimator)
+    register_imputers(estimator)
+    register_functions(estimator)
+    register_clipped_scalers(estimator)
+    register_stacking_converter(estimator)
+    encoders.register_encoders(estimator)
+
+
+def _input_types(wanted: Signature, by_name: Sequence[str]) -> list[tuple[str, Any]]:
+    """Each input, or, of a matrix whose columns a step picks by name, each of these by itself."""
+    from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+
+    if has_columns(wanted):
+        kinds = {"str": StringTensorType, "float32": FloatTensorType}
+        return [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
+    if by_name:
+        return [(name, FloatTensorType([None, 1])) for name in by_name]
+    return [(tabular.INPUT, FloatTensorType([None, int(wanted.inputs[0].shape[1])]))]
+
+
+def _options(estimator: Any, wanted: Signature, *, is_given_float32: bool) -> dict[int, dict[str, Any]]:
+    """The converter's, by the id of the step that they are for."""
+    from sklearn.base import is_classifier
+    from sklearn.svm import LinearSVC
+
+    options: dict[int, dict[str, Any]] = {}
+    if is_classifier(estimator):
+        # Without this option a converter writes a list of dicts, also where there are no probabilities. That of
+        # LinearSVC knows no such option, and must be given one that it knows.
+        last = last_step(estimator)
+        known = "nocl" if isinstance(last, LinearSVC) else "zipmap"
+        has_probabilities = any(spec.name == tabular.PROBABILITIES for spec in wanted.outputs)
+        options = {id(estimator): {"zipmap": False}} if has_probabilities else {id(last): {known: False}}
+    options |= raw_scores(estimator)
+    options |= word_options(estimator)
+    return options | scalers_before_trees(estimator, is_given_float32=is_given_float32)
+
+
+def _failure(error: Exception, estimator: Any, wanted: Signature, source: SourceModel) -> SourceError:
+    step, last = _step_of(error), type(last_step(estimator)).__name__
+    fix = "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
+    if step == "SimpleImputer" and has_columns(wanted):
         fix = (
-            "" if mlmodel.read(source).inputs else "log it with a signature: without, every column is taken for numbers"
+            "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
+            "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
         )
-        if step == "SimpleImputer" and has_columns(wanted):
-            fix = (
-                "give the imputer of text columns strategy='most_frequent', or 'constant' with a text as fill_value, "
-                "and neither add_indicator nor missing_values of its own; or fill missing texts in before the model"
-            )
-        elif has_columns(wanted) and not picks:
-            kind = type(last_step(estimator)).__name__
-            fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {kind}(...))"
-        raise SourceError(problem, fix=fix, where=source.uri) from error
+    elif has_columns(wanted) and not _picks_columns(estimator):
+        fix = f"put what encodes text before it: make_pipeline(ColumnTransformer(...), {last}(...))"
+    problem = f"skl2onnx can't convert {step or last}: {first_line(error).partition(' You may raise')[0].rstrip('.')}"
+    return SourceError(problem, fix=fix, where=source.uri)
+
+
+def _correct(model: Any, estimator: Any, *, is_given_float32: bool) -> None:
+    """Put right what the converter writes otherwise than the estimator answers."""
     _drop_lists(model)
     write_missing_directions(model, estimator)
     write_logarithms(model, estimator)
@@ -155,13 +184,6 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
     keep_means(model, estimator)
     start_at_zero(model)
     scale_exactly(model, estimator, is_given_float32=is_given_float32)
-    if by_name:
-        tabular.join_columns(model, matrix_columns(by_name, source))
-    elif by_number and (ordered := matrix_columns(names, source)) != names:
-        tabular.pick_columns(model, [ordered.index(name) for name in names])
-    write_linear_kernels(model, estimator)
-    without_ml_operators(model)
-    return model
 
 
 def _drop_lists(model: Any) -> None:
