@@ -343,7 +343,7 @@ class Display:
         """A line for each reason why a job is refused, or is not validated here."""
         for what, why in group_reasons([(f"{r.backend} {r.precision}", r.reason) for r in refusals]):
             self._say(f"  refused: {what}: {why}")
-        there = [(f"{job.backend} {job.scheme.name}", job.not_runnable_here) for job in jobs if job.not_runnable_here]
+        there = [(job.label, job.not_runnable_here) for job in jobs if job.not_runnable_here]
         for what, why in group_reasons(there):
             self._say(f"  not validated here: {what}: {why}")
 

@@ -47,7 +47,7 @@ class StepNames:
         if job is None:
             return job_id or "(run)"
         target = f"{job.target.name} " if len(self._targets) > 1 else ""
-        return f"{target}{job.backend} {job.scheme.name}{job_id.removeprefix(job.id)}"
+        return f"{target}{job.label}{job_id.removeprefix(job.id)}"
 
     def target(self, job_id: str) -> str:
         """The target of a job, or of a step that names the target itself; empty where it is not known."""

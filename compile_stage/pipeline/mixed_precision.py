@@ -327,7 +327,7 @@ def _decisive(candidate: Candidate) -> Check | None:
 def _no_use(plain_s: float, passing: Passing) -> str:
     return (
         f"no search for nodes to keep in higher precision: with none kept a call takes {plain_s * 1e3:.3g} ms, and "
-        f"{passing.job.backend} {passing.job.scheme.name}, which passes, {passing.latency_s * 1e3:.3g} ms"
+        f"{passing.job.label}, which passes, {passing.latency_s * 1e3:.3g} ms"
     )
 
 

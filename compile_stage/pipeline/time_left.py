@@ -213,7 +213,7 @@ def late_note(candidates: Iterable[Candidate], minutes: float) -> tuple[str, ...
     late = [c.job for c in every if c.failure is not None and c.failure.is_late]
     if not late:
         return ()
-    names = ", ".join(f"{job.backend} {job.scheme.name}" for job in late)
+    names = ", ".join(job.label for job in late)
     others = " and finds the others in the cache" if len(late) < len(every) else ""
     return (
         f"{len(late)} of {len(every)} candidates were not tried or not measured, since budget.minutes is {minutes:g}: "

@@ -35,15 +35,12 @@ def render_html(result: RunResult, *, scripts: bool = True) -> str:
     Args:
         scripts: False leaves out what makes charts and tables answer, a megabyte: for frames where no script may run.
     """
+    several = len(result.targets) > 1
     labels = {
-        row.job_id: f"{row.backend} {row.scheme}" for target in result.targets for row in summary.rows(result, target)
+        row.job_id: f"{target.policy.target.name} {row.label}" if several else row.label
+        for target in result.targets
+        for row in summary.rows(result, target)
     }
-    if len(result.targets) > 1:
-        labels |= {
-            row.job_id: f"{target.policy.target.name} {row.backend} {row.scheme}"
-            for target in result.targets
-            for row in summary.rows(result, target)
-        }
     sections = [section(result, target, index) for index, target in enumerate(result.targets)]
     ours = _scripts() if scripts else ()
     return (

@@ -57,7 +57,7 @@ def language_rows(result: RunResult, target: TargetResult) -> tuple[LanguageRow,
 
 def written_texts(result: RunResult, target: TargetResult) -> tuple[WrittenBeside, ...]:
     """By prompt."""
-    labels = {"": result.baseline_framework or "original"} | {c.job.id: _label(c) for c in target.candidates}
+    labels = {"": result.baseline_framework or "original"} | {c.job.id: c.job.label for c in target.candidates}
     prompts = dict.fromkeys(text.prompt for text in target.texts)
     return tuple(
         WrittenBeside(
@@ -84,7 +84,7 @@ def _rows(result: RunResult, target: TargetResult) -> Iterator[LanguageRow]:
             size = timing.batch_size if timing is not None else target.policy.target.batch_sizes[0]
             times = token_times(timing, of_original.get(size)) if timing is not None else None
             memory = numbers.size(measured.peak_memory_bytes if measured is not None else None)
-            row = _row(_label(candidate), candidate.job.id == target.selection.winner, size, times, memory)
+            row = _row(candidate.job.label, candidate.job.id == target.selection.winner, size, times, memory)
             yield _with_checks(row, candidate) if place == 0 else row
 
 
@@ -131,7 +131,3 @@ def _seconds(taken: Interval | None, ratio: Interval | None) -> str:
 
 def _bounds(interval: Interval, shown: Callable[[float | None], str]) -> str:
     return f"{shown(interval.value)} ({shown(interval.low)} to {shown(interval.high)})"
-
-
-def _label(candidate: Candidate) -> str:
-    return f"{candidate.job.backend} {candidate.job.scheme.name}"

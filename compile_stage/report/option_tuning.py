@@ -111,7 +111,7 @@ def winner_elsewhere(result: RunResult, target: TargetResult, rows: Sequence[Opt
     won = next((row for row in summary.rows(result, target) if row.job_id == target.selection.winner), None)
     if not rows or won is None or any(row.state == "won" for row in rows if row.accepted):
         return ""
-    sentence = f"The winner, {won.backend} {won.scheme}, is none of these steps."
+    sentence = f"The winner, {won.label}, is none of these steps."
     rejected = {row.what for row in rows if row.outcome == "rejected"}
     settings = won.scheme.split("+")[1:]  # a result that is read again names them nowhere else
     if again := [name for name in settings if name in rejected]:

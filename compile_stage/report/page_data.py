@@ -80,9 +80,7 @@ def error_curves(rows: Sequence[Row]) -> list[dict[str, Any]]:
             share = index / (_CURVE - 1)
             value = errors[round(share * (len(errors) - 1))]
             if math.isfinite(value) and value > 0:
-                found.append(
-                    {"label": f"{row.backend} {row.scheme}", "state": row.state, "share": share, "error": value}
-                )
+                found.append({"label": row.label, "state": row.state, "share": share, "error": value})
     return found
 
 

@@ -85,7 +85,7 @@ def _point(row: summary.Row) -> Point | None:
         interval = (median * timing.speedup / high, median * timing.speedup / low)
     return Point(
         job_id=row.job_id,
-        label=f"{row.backend} {row.scheme}",
+        label=row.label,
         state=row.state,
         p50_s=median,
         interval_s=interval,

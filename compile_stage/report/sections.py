@@ -97,7 +97,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "medians": medians,
         "time": numbers.seconds_column(medians.values()),
         "bytes": numbers.bytes_column(row.size_bytes for row in rows),
-        "pruned": [(f"{row.backend} {row.scheme}", row.reason) for row in rows if _is_pruned(row)],
+        "pruned": [(row.label, row.reason) for row in rows if _is_pruned(row)],
         "option_tuning": steps,
         "winner_elsewhere": winner_elsewhere(result, target, steps),
         "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
@@ -143,7 +143,7 @@ def _charts(
     found = points(rows, baseline, timing, result.baseline_framework)
     choices = axes(found)
     taken = [(result.baseline_framework, "baseline", timing)]
-    taken += [(f"{row.backend} {row.scheme}", row.state, row.timing) for row in rows]
+    taken += [(row.label, row.state, row.timing) for row in rows]
     rounds = [one for label, state, t in taken if t is not None if (one := rounds_of(label, state, t)) is not None]
     plotted = _fastest(rounds)
     with_errors = [row for row in rows if row.candidate is not None and row.candidate.errors][:_MOST_LINES]
@@ -185,7 +185,7 @@ def _is_pruned(row: summary.Row) -> bool:
 def _error_row(row: summary.Row, output: OutputErrors) -> ErrorRow:
     ordered = sorted(output.errors)
     return ErrorRow(
-        label=f"{row.backend} {row.scheme}",
+        label=row.label,
         state=row.state,
         output=output.output,
         samples=len(ordered),
@@ -220,7 +220,7 @@ def _costs(result: RunResult, rows: tuple[summary.Row, ...]) -> list[tuple[str, 
     """(label, state, seconds of compiling, seconds of all its steps in this run) of what was compiled."""
     return [
         (
-            f"{row.backend} {row.scheme}",
+            row.label,
             row.state,
             row.candidate.compile_s,
             sum(event.ended_s - event.started_s for event in result.events if event.job_id == row.job_id),
@@ -246,7 +246,7 @@ def _timings(
     """(label, state, measurement, timing, its summary) for the baseline, then each measured candidate, by batch
     size."""
     measured = [(result.baseline_framework, "baseline", baseline)]
-    measured += [(f"{row.backend} {row.scheme}", row.state, row.candidate.measurement) for row in rows if row.candidate]
+    measured += [(row.label, row.state, row.candidate.measurement) for row in rows if row.candidate]
     return [
         (label, state, measurement, timing, timing_summary(timing))
         for label, state, measurement in measured
@@ -259,7 +259,7 @@ def _speedups(rows: tuple[summary.Row, ...]) -> Markup:
     return speedup_chart(
         [
             Bar(
-                label=f"{row.backend} {row.scheme}",
+                label=row.label,
                 state=row.state,
                 speedup=row.timing.speedup,
                 interval=row.timing.speedup_interval,
@@ -275,7 +275,7 @@ def _latencies(
     result: RunResult, target: TargetResult, rows: tuple[summary.Row, ...], baseline: Measurement | None
 ) -> Markup:
     taken = [(result.baseline_framework, "baseline", summary.main_timing(target, baseline))]
-    taken += [(f"{row.backend} {row.scheme}", row.state, row.timing) for row in rows]
+    taken += [(row.label, row.state, row.timing) for row in rows]
     return latency_chart(
         [
             Distribution(label=label, state=state, latency_s=timing.latency_s)

@@ -67,6 +67,11 @@ class Row:
     size_bytes: int | None = None
     candidate: Candidate | None = None
 
+    @property
+    def label(self) -> str:
+        """As sentences and charts name it within a target: `openvino int8-u8`."""
+        return f"{self.backend} {self.scheme}"
+
 
 def rows(result: RunResult, target: TargetResult) -> tuple[Row, ...]:
     """All candidates of a target, those that the plan refused among them: the winner first, then by state and speed."""
@@ -103,8 +108,8 @@ def headline(result: RunResult) -> str:
         through = f", {_through_predict(target)}" if speed and _is_predict_measured(target) else ""
         if contradicted := target.contradiction:
             through = f": {contradicted}; {_through_predict(target)}"
-        what = f"{winner.job.backend} {winner.job.scheme.name}"
-        parts.append(f"{name}: {what} selected{_under_waivers(winner)}{f', {speed}' if speed else ''}{through}")
+        speed = f", {speed}" if speed else ""
+        parts.append(f"{name}: {winner.job.label} selected{_under_waivers(winner)}{speed}{through}")
     return "; ".join(parts) or "no target was run"
 
 
@@ -269,8 +274,8 @@ def deciding_gate(target: TargetResult) -> str:
     if check.measured is not None:
         candidate, check = max(same, key=lambda entry: _margin(entry[1]))
     if check.gate.metric == "samples":  # of too few samples no other gate can be judged, whatever they measure
-        return f"{candidate.job.backend} {candidate.job.scheme.name}: {check.reason}"
-    return f"{candidate.job.backend} {candidate.job.scheme.name}: {missed_text(check)}{cause_of(check)}"
+        return f"{candidate.job.label}: {check.reason}"
+    return f"{candidate.job.label}: {missed_text(check)}{cause_of(check)}"
 
 
 def _first_of(missed: Sequence[Check]) -> Check:
@@ -363,7 +368,7 @@ def grouped_reasons(target: TargetResult, listed: Sequence[Row]) -> tuple[tuple[
     for row in listed:
         unsure = row.candidate is not None and _is_too_uncertain(target, row.candidate)
         reason = _uncertain_at(row.candidate) if unsure and row.candidate is not None else row.reason
-        groups.setdefault(reason, []).append(f"{row.backend} {row.scheme}")
+        groups.setdefault(reason, []).append(row.label)
     return tuple((", ".join(names), reason) for reason, names in groups.items())
 
 

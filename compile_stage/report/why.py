@@ -26,9 +26,8 @@ def why_it_won(result: RunResult, target: TargetResult) -> tuple[str, ...]:
              (states.count("compiled_not_validated"), "not validated"))  # fmt: skip
     tried += "".join(f", {number} {word}" for number, word in ended if number) + "."
     speed = summary.winner_speed(result, target)
-    fast = f"{won.backend} {won.scheme}: {speed}" if speed else f"{won.backend} {won.scheme}: {won.reason}"
     error = f"; {summary.error_text(won.error)}" if won.error is not None else ""
-    return (tried, f"{fast}{error}.", _next_best(target, rows, won))
+    return (tried, f"{won.label}: {speed or won.reason}{error}.", _next_best(target, rows, won))
 
 
 def _but_waived(rows: tuple[summary.Row, ...]) -> str:
@@ -42,16 +41,16 @@ def _next_best(target: TargetResult, rows: tuple[summary.Row, ...], won: summary
     if not others:
         return f"No other candidate held every gate{_but_waived(rows)}."
     if target.policy.prefer != "latency":
-        return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
+        return f"Next: {others[0].label}: {others[0].reason}."
     timed = [(median, row) for row in others if (median := summary.median_s(row.timing)) is not None]
     own = summary.median_s(won.timing)
     if not timed or own is None:
-        return f"Next: {others[0].backend} {others[0].scheme}: {others[0].reason}."
+        return f"Next: {others[0].label}: {others[0].reason}."
     median, row = min(timed, key=lambda entry: entry[0])
     if row.timing is not None and won.timing is not None and row.timing.rounds != won.timing.rounds:
-        return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}: {row.reason}."  # medians tell no ratio
+        return f"Next: {row.label}, {numbers.duration(median)}: {row.reason}."  # medians tell no ratio
     ratio = f"{median / own:.2f} times the winner's median" if median >= own else "no slower by its median"
-    return f"Next: {row.backend} {row.scheme}, {numbers.duration(median)}, {ratio}: {row.reason}."
+    return f"Next: {row.label}, {numbers.duration(median)}, {ratio}: {row.reason}."
 
 
 def trusted_files(result: RunResult) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def _placed(candidate: Candidate, ranking: _Ranking | None, policy: TargetPolicy
             "lost", f"ties with the winner in {policy.prefer} within the noise, and {behind}{under}"
         )
     ratio = ranking.costs[candidate.job.id] / ranking.costs[ranking.leader.job.id]
-    whose = "the winner's" if ranking.leader is ranking.winner else f"that of {_named(ranking.leader)}"
+    whose = "the winner's" if ranking.leader is ranking.winner else f"that of {ranking.leader.job.label}"
     how = _compared(candidate, ranking.leader, policy, ratio)
     return candidate.in_state("lost", f"passes, but {_worse(policy)} {ratio:.2f} times {whose}{how}{under}")
 
@@ -205,9 +205,8 @@ def _why_behind(candidate: Candidate, ranking: _Ranking) -> str:
     if candidate is ranking.simplest:
         return f"takes {1 / ranking.cpu_share:.2g} times its CPU time"
     if ranking.winner is not ranking.simplest:
-        return (
-            f"the winner takes {percent(ranking.cpu_share)} of the CPU time of {_named(ranking.simplest)}, the simplest"
-        )
+        other = f"{ranking.simplest.job.label}, the simplest"
+        return f"the winner takes {percent(ranking.cpu_share)} of the CPU time of {other}"
     if _complexity(ranking.winner) < _complexity(candidate):
         return "the winner is the simpler of the two"
     return "neither is simpler: the winner's own figure is the better"
@@ -226,11 +225,6 @@ def _compared(candidate: Candidate, leader: Candidate, policy: TargetPolicy, rat
     return f" ({by_medians:.2f} times by the medians shown, which are of different rounds)"
 
 
-def _named(candidate: Candidate) -> str:
-    """As the tables of a report name it."""
-    return f"{candidate.job.backend} {candidate.job.scheme.name}"
-
-
 def _worse(policy: TargetPolicy) -> str:
     return {
         "latency": "its latency is",
@@ -247,10 +241,10 @@ def _why_won(candidate: Candidate, ranking: _Ranking, policy: TargetPolicy) -> s
     at = f" (at batch {timing.batch_size})" if policy.prefer == "throughput" and timing is not None else ""
     best = f"best {policy.prefer}{at}"
     if candidate is not ranking.simplest:
-        other = f"{_named(ranking.simplest)} within the noise, at {percent(ranking.cpu_share)} of its CPU time"
+        other = f"{ranking.simplest.job.label} within the noise, at {percent(ranking.cpu_share)} of its CPU time"
         best = f"as good in {policy.prefer} as {other}"
     elif candidate is not ranking.leader:
-        count, first = len(ranking.tied), _named(ranking.leader)
+        count, first = len(ranking.tied), ranking.leader.job.label
         best = f"the simplest of {count} that tie in {policy.prefer} within the noise (the best figure has {first})"
     if timing is None or timing.speedup is None:
         return f"{passes}, {best}{under}"

@@ -133,6 +133,11 @@ class Job:
     tuning_options: tuple[str, ...] = ()
     not_runnable_here: str = ""
 
+    @property
+    def label(self) -> str:
+        """As tables and sentences name it within a target: `openvino int8-u8`."""
+        return f"{self.backend} {self.scheme.name}"
+
 
 @record
 class Refusal:
