@@ -14,9 +14,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from compile_stage.core.ports import WorkerMemory, WorkerUsage
 from compile_stage.measure.memory import held_now_bytes, peak_rss_bytes
+
+if TYPE_CHECKING:
+    import psutil
 
 _PROC = Path("/proc")
 _PART_BYTES = 4096
@@ -71,12 +75,33 @@ def _most_own_memory(pid: int) -> int:
     """What a process holds of its own, and what it freed since its peak: nobody looks while it computes."""
     import psutil
 
-    from compile_stage.engine.watch import own_memory
-
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         return own_memory(process) + max(0, peak_rss_bytes(pid) - int(process.memory_info().rss))
     return 0
+
+
+def own_memory(process: psutil.Process) -> int:
+    """Memory that would be free without the process: anonymous and shared memory, divided among those that share it,
+    and swap."""
+    try:
+        text = (_PROC / f"{process.pid}/smaps_rollup").read_text(encoding="utf-8")
+    except OSError:
+        return resident_memory(process)
+    sizes = {words[0]: int(words[1]) * 1024 for line in text.splitlines()[1:] if len(words := line.split()) == 3}
+    if "Pss_Anon:" not in sizes:  # Linux before 5.3
+        return sizes.get("Pss:", 0)
+    return sizes["Pss_Anon:"] + sizes["Pss_Shmem:"] + sizes.get("SwapPss:", 0)
+
+
+def resident_memory(process: psutil.Process) -> int:
+    """Bytes, pages that it shares with others among them; 0 where the process has ended."""
+    import psutil
+
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def descendants_of(pid: int) -> list[int]:

@@ -20,7 +20,7 @@ from compile_stage.core import control_groups
 from compile_stage.core.errors import FailureKind
 from compile_stage.core.storage import NO_SPACE_BYTES
 from compile_stage.engine.protocol import says_out_of_memory
-from compile_stage.engine.usage import descendants_of
+from compile_stage.engine.usage import descendants_of, own_memory, resident_memory
 
 _FIND_CHILDREN_EVERY_S = 0.5  # where /proc does not name children, it is read whole
 _LOOK_AT_DISK_EVERY_S = 2.0
@@ -46,7 +46,7 @@ class MemoryWatch:
         """None while the tree is within its limit, or the bytes that it holds."""
         if time.monotonic() >= self._find_again:
             self.find()
-        self.held_bytes = sum(map(_resident, self._tree))
+        self.held_bytes = sum(map(resident_memory, self._tree))
         if self.held_bytes <= self.limit_bytes:
             return None
         # Resident pages are counted in each process that shares them, and mapped files are the kernel's to drop. Only
@@ -180,23 +180,3 @@ def _tree(pid: int) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile
             found.append(psutil.Process(each))
     return found
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def own_memory(process: psutil.Process) -> int:
-    """Memory that would be free without the process: anonymous and shared memory, divided among those that share it,
-    and swap."""
-    try:
-        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
-    except OSError:
-        return _resident(process)
-    sizes = {words[0]: int(words[1]) * 1024 for line in text.splitlines()[1:] if len(words := line.split()) == 3}
-    if "Pss_Anon:" not in sizes:  # Linux before 5.3
-        return sizes.get("Pss:", 0)
-    return sizes["Pss_Anon:"] + sizes["Pss_Shmem:"] + sizes.get("SwapPss:", 0)
