@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import distributions
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.context import code_digest
 from compile_stage.core.digest import digest_file, digest_of
 from compile_stage.core.environment import hardware, python_version

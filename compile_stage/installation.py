@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.control_groups import cpu_limit
 from compile_stage.core.environment import hardware, python_version
 from compile_stage.core.errors import CompileStageError

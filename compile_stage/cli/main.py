@@ -20,6 +20,7 @@ import click
 from compile_stage.cli.commands import cli
 from compile_stage.cli.output import outlive_reader, print_error, print_json_error
 from compile_stage.core import errors
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.ending import ending_signals
 from compile_stage.core.error_codes import Code
 from compile_stage.core.redaction import redacted
@@ -143,8 +144,6 @@ def _print_usage(error: click.ClickException, words: Sequence[str]) -> None:
 
 
 def _save_traceback(error: BaseException) -> None:
-    from compile_stage.core.cache import cache_root
-
     text = redacted("".join(traceback.format_exception(error)))
     try:
         folder = cache_root() / "crashes"

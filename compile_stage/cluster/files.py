@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core.cache import Cache, cache_root, cache_secret
+from compile_stage.core.cache import Cache, cache_secret
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_file, digest_of, digest_tree
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.json_files import read_json_object

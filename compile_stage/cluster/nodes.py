@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.context import code_digest
 from compile_stage.core.digest import plain
 from compile_stage.core.environment import Hardware, hardware, python_version

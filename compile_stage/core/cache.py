@@ -67,15 +67,6 @@ class Cached:
     hit: bool
 
 
-def cache_root() -> Path:
-    """`$COMPILE_STAGE_CACHE`, or the user's cache folder."""
-    if named := os.environ.get("COMPILE_STAGE_CACHE"):
-        return Path(named).expanduser().absolute()
-    from platformdirs import user_cache_path
-
-    return user_cache_path("compile-stage")
-
-
 SECRET_VARIABLE = "COMPILE_STAGE_CACHE_KEY"  # noqa: S105 - the variable's name
 _SECRET_BYTES = 32
 

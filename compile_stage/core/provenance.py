@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root, cache_secret
+from compile_stage.core.cache import cache_secret
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import UsageError
 from compile_stage.core.uris import is_uri

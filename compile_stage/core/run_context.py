@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from compile_stage.core import address_space, plugins
-from compile_stage.core.cache import Cache, SharedEntries, cache_root, cache_secret
+from compile_stage.core.cache import Cache, SharedEntries, cache_secret
 from compile_stage.core.cache_eviction import evict, limit_bytes
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.context import Context
 from compile_stage.core.environment import hardware
 from compile_stage.core.events import EventLog, Reporter

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from compile_stage.core import address_space
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
 
 NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
@@ -92,8 +93,6 @@ def _removed(error: BaseException) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
-    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
-
     if path.is_relative_to(cache_root()):
         return True
     temporary = Path(tempfile.gettempdir())
@@ -197,8 +196,6 @@ def _fix(code: int | None, place: str) -> str:
     behind their caches."""
     if place == STANDARD_OUTPUT:
         return _FIX_OF_OUTPUT
-    from compile_stage.core.cache import cache_root  # with it come all records, and a worker starts without them
-
     root = cache_root()
     if code not in (errno.EACCES, errno.EPERM) or not Path(place).is_relative_to(root):
         return _FIX

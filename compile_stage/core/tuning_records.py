@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import InternalError
 
 MAX_BYTES = 64_000_000

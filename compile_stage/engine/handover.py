@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from compile_stage.core import tuning_records
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import InternalError, WorkerError
 from compile_stage.core.leftovers import remove_leftovers, temporary_folder
 from compile_stage.core.sample_files import inputs_alone, write_inputs_alone

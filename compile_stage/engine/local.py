@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.capabilities import Capabilities
 from compile_stage.core.control_groups import cores_to_fill
 from compile_stage.core.digest import plain, revive

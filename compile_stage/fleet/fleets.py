@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.ending import ending_signals
 from compile_stage.core.errors import CompileStageError, UsageError

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from compile_stage.core.cache import Cache, cache_root, cache_secret, refuse_entry
+from compile_stage.core.cache import Cache, cache_secret, refuse_entry
 from compile_stage.core.cache_eviction import collect, entries_of
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import StorageError, UsageError
 from compile_stage.core.records import record

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import compile_stage
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import list_tree
 from compile_stage.core.leftovers import part_folder, remove_leftovers, temporary_folder
 from compile_stage.core.records import Artifact, Target

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock, Timeout
 
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_of
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import CompileStageError, RegistryError, StorageError

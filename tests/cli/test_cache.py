@@ -18,7 +18,8 @@ from compile_stage import api
 from compile_stage.cache_keys import CacheKey, cache_key, toolchains_key
 from compile_stage.cli.main import main
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache, cache_root
+from compile_stage.core.cache import Cache
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import UsageError
 from compile_stage.core.shared_cache import SecretSeal, SharedCache
 from compile_stage.core.shared_store import Store, StoreError, open_store

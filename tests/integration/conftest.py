@@ -15,7 +15,7 @@ from small_net import write_small_net
 
 from compile_stage import api
 from compile_stage.core import plugins
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import MissingDependencyError
 from compile_stage.core.toolchains import Toolchain
 from compile_stage.engine import toolchains

@@ -15,7 +15,7 @@ import pytest
 from factories import policy_text
 
 from compile_stage import api
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.records import Receipt, RunResult
 from compile_stage.registry.mlflow import MLflowRegistry
 

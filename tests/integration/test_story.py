@@ -18,7 +18,7 @@ import pytest
 from filelock import FileLock
 
 from compile_stage import api
-from compile_stage.core.cache import cache_root
+from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import EXIT_NOTHING_COMPILED, EXIT_SOURCE, RegistryError, SourceError, StorageError
 from compile_stage.core.events import Silent
 from compile_stage.core.records import RunResult, TargetResult
