@@ -229,9 +229,11 @@ class OnnxRuntime(Backend):
         self, model: PortableModel, scheme: Scheme, target: Target, job_id: str, into: Path, calibration: Samples = None
     ) -> Artifact:
         asked = target.options.get(self.name, {})
-        provider = self._provider(asked) if (reason := self._refuse_options(target)) is None else None
-        if provider is None or (reason := mobile.refuse(asked, target.device, provider)) is not None:
-            raise UsageError(str(reason))
+        if (reason := self._refuse_options(target)) is not None:
+            raise UsageError(reason)
+        provider = self._provider(asked)
+        if (reason := mobile.refuse(asked, target.device, provider)) is not None:
+            raise UsageError(reason)
         file = mobile.file_format(asked, target.device, provider)
         if scheme.precision == "int4" or (scheme.precision == "int8-dynamic" and has_cache(model.signature)):
             asked = {**asked, "config": {_ACCURACY_LEVEL: sessions.INT8_PRODUCTS, **asked.get("config", {})}}

@@ -155,35 +155,12 @@ class Context:
 
 # What is done with the framework of the original, or with the model that it has open. All else that is asked of its
 # worker, such as its samples or a part of its graph, needs what is in this environment.
-_OF_THE_ORIGINAL = frozenset(
-    (
-        *(
-            "export",
-            "export_for",
-            "open_source",
-            "close_model",
-            "predict",
-            "predict_corners",
-            "make_calls",
-            "find_refused_missing",
-            "find_taken_values",
-            "predict_batch",
-            "soak",
-            "profile_source",
-        ),
-        *(
-            "warm_up",
-            "quick_turn",
-            "prepare_turn",
-            "call_untimed",
-            "time_turn",
-            "first_tokens",
-            "end_turn",
-            "write_tokens",
-        ),
-        *("open_predict", "time_predict", "close_predict"),
-    )
-)
+_OF_THE_ORIGINAL = frozenset((
+    "export", "export_for", "open_source", "close_model", "predict", "predict_corners", "make_calls",
+    "find_refused_missing", "find_taken_values", "predict_batch", "soak", "profile_source",
+    "warm_up", "quick_turn", "prepare_turn", "call_untimed", "time_turn", "first_tokens", "end_turn", "write_tokens",
+    "open_predict", "time_predict", "close_predict",
+))  # fmt: skip
 
 
 class _SourceWorker:

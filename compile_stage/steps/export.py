@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,10 @@ def _unsupported(source: SourceModel) -> SourceError:
     )
 
 
+_STEPS = {"onnx": ("export/16", "export"), "torch-export": ("export-program/12", "export_program")}
+"""Form → its step, and the worker's call. The files of any other form are for the shapes that a target asks for."""
+
+
 def export(context: Context, worker: Worker, source: SourceModel, target: Target, jobs: Sequence[Job]) -> PortableModel:
     """The source as ONNX, for what a target asks for. Where it has no ONNX: as StableHLO, if it is given so, or as a
     PyTorch program, if that is what one of the jobs, all of this target, starts from.
@@ -122,29 +126,16 @@ def export(context: Context, worker: Worker, source: SourceModel, target: Target
         SourceError: It can't be exported, or has fixed a shape that the target wants otherwise.
     """
     try:
-        model = _as_onnx(context, worker, source, target)
+        model = _in_form("onnx", context, worker, source, target)
     except SourceError:
         if plugins.load("sources", source.flavor).capabilities.forms[0] == "stablehlo":
-            model = _for_target("stablehlo")(context, worker, source, target)
+            model = _in_form("stablehlo", context, worker, source, target)
         elif any(job.form == "torch-export" for job in jobs):
-            model = _as_program(context, worker, source, target)
+            model = _in_form("torch-export", context, worker, source, target)
         else:
             raise
     demand_batch_sizes(source, model.signature, target)
     return model
-
-
-def _as_onnx(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    shapes = target.shapes
-    key = {"source": source.identity, "shapes": shapes, "made_by": plugins.cache_identity("sources", source.flavor)}
-    stored = context.cached(
-        "export/16",
-        "",
-        key,
-        lambda into: _relative(worker.call("export", source=source, shapes=shapes, into=str(into)), into),
-    )
-    model: PortableModel = revive(PortableModel, stored.value)
-    return replace(model, path=str(Path(stored.path) / model.path))
 
 
 def other_forms(
@@ -153,55 +144,25 @@ def other_forms(
     """The source in each form, beside the one that it was exported in, that one of the jobs, all of one target, asks
     for; or why it can't be had in it."""
     forms: dict[str, PortableModel | str] = {}
-    make = {"onnx": _as_onnx, "torch-export": _as_program}
     for form in sorted({job.form for job in jobs} - {exported}):
         try:
-            forms[form] = make.get(form, _for_target(form))(context, worker, source, jobs[0].target)
+            forms[form] = _in_form(form, context, worker, source, jobs[0].target)
         except SourceError as error:
             forms[form] = f"the source can't be had as {form}: {error.problem}"
     return forms
 
 
-def _as_program(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    key = {
-        "source": source.identity,
-        "shapes": target.shapes,
-        "made_by": plugins.cache_identity("sources", source.flavor),
-    }
-    stored = context.cached(
-        "export-program/12",
-        "",
-        key,
-        lambda into: _relative(
-            worker.call("export_program", source=source, shapes=target.shapes, into=str(into)), into
-        ),
-    )
+def _in_form(form: str, context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
+    made_by = plugins.cache_identity("sources", source.flavor)
+    key: dict[str, Any] = {"source": source.identity, "shapes": target.shapes, "made_by": made_by}
+    given: dict[str, Any] = {"source": source, "shapes": target.shapes}
+    step, call = _STEPS.get(form, (f"export-{form}/1", "export_for"))
+    if form not in _STEPS:
+        key["batch_sizes"] = target.batch_sizes
+        given = {"form": form, "source": source, "target": target}
+    stored = context.cached(step, "", key, lambda into: _relative(worker.call(call, **given, into=str(into)), into))
     model: PortableModel = revive(PortableModel, stored.value)
     return replace(model, path=str(Path(stored.path) / model.path))
-
-
-def _for_target(form: str) -> Callable[[Context, Worker, SourceModel, Target], PortableModel]:
-    """Makes a form whose files are for the shapes that a target asks for."""
-
-    def make(context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-        key = {
-            "source": source.identity,
-            "shapes": target.shapes,
-            "batch_sizes": target.batch_sizes,
-            "made_by": plugins.cache_identity("sources", source.flavor),
-        }
-        stored = context.cached(
-            f"export-{form}/1",
-            "",
-            key,
-            lambda into: _relative(
-                worker.call("export_for", form=form, source=source, target=target, into=str(into)), into
-            ),
-        )
-        model: PortableModel = revive(PortableModel, stored.value)
-        return replace(model, path=str(Path(stored.path) / model.path))
-
-    return make
 
 
 def demand_batch_sizes(source: SourceModel, signature: Signature, target: Target) -> None:
