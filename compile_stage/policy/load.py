@@ -99,30 +99,19 @@ def lint(paths: Iterable[PathLike], *, today: date | None = None, roots: Sequenc
     return list(messages)
 
 
-def warnings(
-    path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = (), *, today: date | None = None
-) -> list[str]:
-    """What a policy without mistakes may fail by, or pass anything by: data files of this machine that hold too few
-    samples, or no labels, and limits that can't fail. Located as `lint` locates mistakes."""
-    return [str(problem) for problem in _doubts(path, sets, roots, today or _today())]
-
-
 def findings(
     path: PathLike, sets: Sequence[str] = (), roots: Sequence[PathLike] = (), *, today: date | None = None
 ) -> list[Finding]:
-    """Every mistake of a policy, or, where it has none, its warnings; in the order of the files and of their lines."""
+    """Every mistake of a policy, or, where it has none, its warnings: data files of this machine that hold too few
+    samples, or no labels, and limits that can't fail. In the order of the files and of their lines."""
     day = today or _today()
     mistakes = read_policy(path, sets, today=day, base=True, roots=roots).problems
     if mistakes:
         return [problem.as_finding("error") for problem in mistakes]
-    return [problem.as_finding("warning") for problem in _doubts(path, sets, roots, day)]
-
-
-def _doubts(path: PathLike, sets: Sequence[str], roots: Sequence[PathLike], today: date) -> list[Problem]:
     layers = read_layers(path, sets, roots)
     tree = resolve(layers)
-    weak = _in_order([*weak_limits(tree, today), *restored_values(layers)], layers.names)
-    return [*data_warnings(tree), *weak]
+    weak = _in_order([*weak_limits(tree, day), *restored_values(layers)], layers.names)
+    return [problem.as_finding("warning") for problem in (*data_warnings(tree), *weak)]
 
 
 def read_policy(

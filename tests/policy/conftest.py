@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
 import pytest
+
+from compile_stage.policy.load import findings
+from compile_stage.policy.nodes import Place
 
 TODAY = date(2026, 6, 1)
 
@@ -31,3 +34,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return path
 
     return write
+
+
+def warnings(path: Path, sets: Sequence[str] = (), *, today: date = TODAY) -> list[str]:
+    """As `lint` prints them, of a policy without mistakes."""
+    found = findings(path, sets, today=today)
+    assert {one.level for one in found} <= {"warning"}, found
+    return [f"{Place(one.file, one.line, one.column)}: {one.message}" for one in found]

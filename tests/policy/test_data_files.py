@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from compile_stage.cli.main import main
 from compile_stage.policy.data_files import read_contents
-from compile_stage.policy.load import lint, warnings
+from compile_stage.policy.load import lint
+
+from .conftest import warnings
 
 TARGET = "targets: {t: {}}\n"
 

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from compile_stage.policy.explain import explain
 from compile_stage.policy.layers import read_layers, resolve, shipped
-from compile_stage.policy.load import load_policy, warnings
+from compile_stage.policy.load import load_policy
 from compile_stage.policy.nodes import EXCLUSIVE, Node, Place, leaves, merge
+
+from .conftest import warnings
 
 # The same examples each time; no deadline, since the machine may be busy.
 STEADY = settings(derandomize=True, deadline=None, database=None)

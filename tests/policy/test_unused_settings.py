@@ -8,7 +8,9 @@ from datetime import date
 import pytest
 
 from compile_stage.core import plugins
-from compile_stage.policy.load import lint, warnings
+from compile_stage.policy.load import lint
+
+from .conftest import warnings
 
 TODAY = date(2026, 6, 1)
 T = "targets: {t: {}}\n"

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from compile_stage.policy.layers import shipped
-from compile_stage.policy.load import lint, load_policy, warnings
+from compile_stage.policy.load import lint, load_policy
+
+from .conftest import warnings
 
 TODAY = date(2026, 6, 1)
 ROOT = Path(__file__).parents[2]
