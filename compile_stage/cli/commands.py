@@ -137,6 +137,7 @@ def run(
     """
     from compile_stage import api
     from compile_stage.cli.next_step import Asked
+    from compile_stage.report.result import result_text
 
     if promote and not publish:
         refuse_without_effect("with --no-publish: only what is published has an alias", "promote")
@@ -165,7 +166,7 @@ def run(
         finally:
             shown.close()
             if as_json and results:
-                _print_result(results[-1])
+                print_text(result_text(results[-1]))
         asked = Asked(policy_path, policy_roots, sets, publish)
         shown.show_result(result, out or api.default_out(result.source, result.policy), asked)
     return result.exit_code
@@ -211,9 +212,8 @@ def plan(
     return the_plan.exit_code
 
 
-cli.add_command(init)
-cli.add_command(lint)
-cli.add_command(rule)
+for command in (init, lint, rule):
+    cli.add_command(command)
 
 
 @cli.command(
@@ -300,23 +300,10 @@ def report(result: Path, kind: str, out: str | None) -> None:
         click.echo(str(api.write_report(result, kind, out)))
 
 
-cli.add_command(compare)
-
-
-cli.add_command(doctor)
-
-
-for command in (verify, validate):
-    cli.add_command(command)
-cli.add_command(debug)
-cli.add_command(profile)
-cli.add_command(export)
-cli.add_command(load_test)
-cli.add_command(toolchain)
-cli.add_command(cache)
-
-
-for command in (promote, rollback, watch, fleet):
+for command in (
+    compare, doctor, verify, validate, debug, profile, export, load_test, toolchain, cache, promote, rollback, watch,
+    fleet,
+):  # fmt: skip
     cli.add_command(command)
 
 
@@ -356,12 +343,3 @@ def version(verbose: int) -> None:
             "mlflow", "mlflow-skinny", "onnx", "onnxruntime", "numpy"
         ).items():
             click.echo(f"{name} {release}")
-
-
-# ------------------------------------------------------------------------------------------------ what they share
-
-
-def _print_result(result: RunResult) -> None:
-    from compile_stage.report.result import result_text
-
-    print_text(result_text(result))
