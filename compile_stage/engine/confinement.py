@@ -17,7 +17,7 @@ secrets. So, as far as the machine can:
 | size of a file, number of processes | resource limits | Linux, macOS |
 
 Landlock keeps all writes from Linux 6.2 on; before, a file outside could be truncated.
-`confine` says what is in force (`core.records.Confinement`). The environment is cleaned everywhere (`environment_of`).
+`confine` says what is in force (`core.ports.Confinement`). The environment is cleaned everywhere (`environment_of`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def confine(
         namespaces: True where they were seen to work, False where not; None tries it in a child first.
 
     Returns:
-        What is in force: `core.records.Confinement` as plain JSON, and `namespaces` for the next worker.
+        What is in force: `core.ports.Confinement` as plain JSON, and `namespaces` for the next worker.
 
     Raises:
         OSError: Namespaces worked before and do not now, so the process is in neither state.

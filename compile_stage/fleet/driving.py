@@ -25,7 +25,7 @@ _BEAT_S = LEASE_S / 10
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """A job's content is known: see `Work.look`."""
+    """A job's content is known: see `Work.content`."""
 
     lease: Lease
     content: str

@@ -247,8 +247,8 @@ def merge(
 
     Latencies are put together, so that a median is over all calls; the peak memory is the largest, the load time that
     of its first start, where nothing else was loaded. A speedup is over the baseline's calls of the same starts.
-    Intervals of candidates with three starts or more hold for all of them at once (`families.common_reach`): the winner
-    is one of these.
+    Intervals of candidates with three starts or more hold for all of them at once
+    (`simultaneous_intervals.common_reach`): the winner is one of these.
 
     Args:
         reach: That these intervals have at least, on the logarithm: of starts that were fewer since they agreed, which
