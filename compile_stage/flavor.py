@@ -100,7 +100,7 @@ class CompiledModel:
         variant: The id of that one (docs/variants.md); empty where the version holds one artifact.
         variant_reason: Why that one, as a sentence.
         signature: As the runtime reports it.
-        missing: Where predict() refuses a NaN; None where the manifest does not say. `run` takes it anywhere.
+        refused_values: Which values predict() refuses, such as a NaN that the original does not take. `run` takes all.
     """
 
     def __init__(

@@ -184,6 +184,8 @@ class WorkerError(CompileStageError):
             raised).
         problem: One sentence.
         detail: The traceback or the log's tail, for the report.
+
+    Attributes:
         killed: Somebody else ended it with SIGKILL, and memory was not short.
         starved: The kernel ended it with SIGKILL since the machine's or the container's memory was short.
     """

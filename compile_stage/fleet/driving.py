@@ -106,7 +106,7 @@ class Progress:
 class Drive:
     """One process's work on a fleet that is planned.
 
-    Args:
+    Attributes:
         say: Hears of every job that ends.
         stop: Set it to have the fleet interrupted.
     """

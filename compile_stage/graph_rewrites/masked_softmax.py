@@ -18,7 +18,7 @@ A NaN of the input stays NaN, as in PyTorch; the guard made it 0.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from compile_stage.precision.graph_editor import GraphEditor
 from compile_stage.precision.wiring import attribute
@@ -41,19 +41,13 @@ def rewrite(model: ModelProto) -> int:
     return _Rewriter(model).run()
 
 
-class _Guard:
-    """A guarded softmax.
+class _Guard(NamedTuple):
+    """The nodes of a guarded softmax; `product` is the MatMul with the values."""
 
-    Attributes:
-        nodes: `Softmax`, `IsNaN`, `Where`.
-        sum: The Add of scores and mask; None without one.
-        scores, mask: What goes into it; without a mask only the scores.
-        product: The MatMul with the values.
-    """
-
-    def __init__(self, nodes: tuple[NodeProto, NodeProto, NodeProto], product: NodeProto) -> None:
-        self.softmax, self.is_nan, self.where = nodes
-        self.product = product
+    softmax: NodeProto
+    is_nan: NodeProto
+    where: NodeProto
+    product: NodeProto
 
 
 class _Rewriter(GraphEditor):
@@ -86,7 +80,7 @@ class _Rewriter(GraphEditor):
             if self.kept.intersection(inner) or len(self.readers[is_nan.output[0]]) > 1:
                 continue
             if {id(node) for node in self.readers[softmax.output[0]]} == {id(is_nan), id(where)}:
-                found.append(_Guard((softmax, is_nan, where), product))
+                found.append(_Guard(softmax, is_nan, where, product))
         return found
 
     def _rewrite(self, guard: _Guard) -> bool:
