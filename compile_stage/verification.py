@@ -431,7 +431,7 @@ def _against_policy(
     if precision not in rules.tolerances:
         yield f"the policy has no tolerances for {precision}"
     gates = (*(_tolerances(manifest, rules) if tolerances else ()), *rules.performance)
-    checks = (*(_proven_on(manifest, policy, rules) if tolerances else ()), *_judged(gates, manifest, rules))
+    checks = (*(_proven_on(manifest, policy, rules) if tolerances else ()), *_judged(gates, manifest))
     for check in apply_waivers(checks, policy.waivers, rules.target.name, context.today):
         if check.outcome is not Outcome.PASS and check.waived is None:
             yield f"by the policy: {check.reason}"
@@ -458,12 +458,11 @@ def _proven_on(manifest: Mapping[str, Any], policy: Policy, rules: TargetPolicy)
                 yield replace(again, outcome=Outcome.FAIL, reason=describe(again))
 
 
-def _judged(gates: Iterable[Gate], manifest: Mapping[str, Any], rules: TargetPolicy) -> Iterator[Check]:
+def _judged(gates: tuple[Gate, ...], manifest: Mapping[str, Any]) -> Iterator[Check]:
     """A policy's gates, looked at with what was measured when the model was published."""
     verdict: Verdict = revive(Verdict, manifest["verdict"])
     job: Job = revive(Job, manifest["job"])
     looked_at = {_bare(gate) for gate in (*job.gates, *revive(tuple[Gate, ...], manifest.get("performance", [])))}
-    gates = tuple(gates)
     for gate in gates:
         of_metric = [check for check in verdict.checks if check.gate.metric == gate.metric]
         judged = [check for check in of_metric if gate in in_force(gates, check.output)]

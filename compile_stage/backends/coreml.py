@@ -456,10 +456,10 @@ def _read_back(program: Any, scheme: Scheme) -> tuple[dict[str, Any], tuple[str,
             "compressed_weights": compressed,
         },
     }
-    return executed, _judge(scheme, heavy, weights, compressed)
+    return executed, _judge(scheme, heavy, compressed)
 
 
-def _judge(scheme: Scheme, heavy: Counter[str], weights: Counter[str], compressed: int) -> tuple[str, ...]:
+def _judge(scheme: Scheme, heavy: Counter[str], compressed: int) -> tuple[str, ...]:
     wanted = {"fp32": "FLOAT32", "fp16": "FLOAT16"}[scheme.float_type]
     rest = {kind: count for kind, count in sorted(heavy.items()) if kind != wanted}
     if rest and (scheme.precision == "fp32" or not heavy[wanted]):

@@ -206,7 +206,7 @@ class OnnxRuntime(Backend):
             return ()
         if self._provider(asked).short == "cuda":
             return _on_cuda(scheme)
-        offered = _tuning_options(target.threads, scheme)
+        offered = _tuning_options(target.threads)
         if mobile.file_format(asked, target.device, self._provider(asked)) == "ort":  # it holds its weights
             return tuple(option for option in offered if "mapped_weights" not in option.options)
         return offered
@@ -448,7 +448,7 @@ def _block_schemes() -> tuple[Scheme, ...]:
 # ------------------------------------------------------------------------------------------------------- tuning options
 
 
-def _tuning_options(threads: int, scheme: Scheme) -> tuple[TuningOption, ...]:
+def _tuning_options(threads: int) -> tuple[TuningOption, ...]:
     """Settings of the session that are worth a try. Outputs bound to buffers of ours are none of them: they would have
     to be copied, since they belong to the caller, and the copy costs what the allocation does (docs/option-tuning.md).
     Nor are threads between operators: all nodes of a CPU graph run one after the other in any execution mode.

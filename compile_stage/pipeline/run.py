@@ -160,7 +160,7 @@ def run(progress: RunState, context: Context, plan: Plan) -> None:
                 elif progress.options.promote:
                     _say_that_aliases_stay(progress)
             _profile(progress, context, plan, source_worker)
-            attach_reports(context, plan.source, progress.targets, progress.write_reports())
+            attach_reports(plan.source, progress.targets, progress.write_reports())
 
 
 def _foreign_source(source: SourceModel) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ def _publish(push: _Push) -> Receipt:
     client, bundle, source, writer = push.client, push.bundle, push.source, push.writer
     runs = _runs(push)
     end_killed(client, runs.experiment_id, writer, but=(runs.parent, runs.child))
-    _describe(client, runs, bundle, source, push.files)
+    _describe(client, runs, bundle, push.files)
     model = _logged_model(client, bundle, source, runs, writer)
     _lineage(client, runs, model, source)
     _measurements(client, runs, model, bundle, source)
@@ -423,7 +423,7 @@ def _experiment(client: Any) -> str:
     return str(held.experiment_id)
 
 
-def _describe(client: Any, runs: Runs, bundle: Bundle, source: SourceModel, files: Mapping[str, Path]) -> None:
+def _describe(client: Any, runs: Runs, bundle: Bundle, files: Mapping[str, Path]) -> None:
     from mlflow.entities import Param
 
     held = client.get_run(runs.child).data.params

@@ -77,7 +77,7 @@ class SentenceTransformersSource(Exporter):
         folder = _folder(source)
         if (reason := mlmodel.missing_file(folder / "modules.json", source)) is not None:
             return reason
-        if (reason := _refuse_files(folder, compliance)) is not None:
+        if (reason := _refuse_files(folder)) is not None:
             return reason
         try:
             if (reason := _refuse_cross_encoder(folder) or _refuse_modules(folder)) is not None:
@@ -230,7 +230,7 @@ def _folder(source: SourceModel) -> Path:
     return mlmodel.within(source, mlmodel.flavor(source, "python_function").get("data") or "model.sentence_transformer")
 
 
-def _refuse_files(folder: Path, compliance: Compliance) -> str | None:
+def _refuse_files(folder: Path) -> str | None:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     if pickles := [path.name for path in files if path.suffix in _PICKLES]:
         return f"its weights are a pickle ({pickles[0]}): save them as safetensors (save_pretrained does)"

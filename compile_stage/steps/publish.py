@@ -26,9 +26,7 @@ def publish(context: Context, source: SourceModel, target: TargetResult, files: 
     return replace(target, unvalidated=tuple(pushed))
 
 
-def attach_reports(
-    context: Context, source: SourceModel, targets: Sequence[TargetResult], files: Mapping[str, Path]
-) -> None:
+def attach_reports(source: SourceModel, targets: Sequence[TargetResult], files: Mapping[str, Path]) -> None:
     """Give the final reports to the registry, for each version that holds what this run packaged.
 
     A version that was there already and holds other files keeps its own report: this run's speaks of other files.

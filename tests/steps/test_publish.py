@@ -61,9 +61,9 @@ def test_a_version_that_holds_other_files_is_kept_with_its_report(
     assert first.receipt.note == ""
     assert "it was kept, and this run's files were not pushed" in again.receipt.note
     assert [event.cached for event in context.events.events if event.step == "publish"] == [False, True]
-    attach_reports(context, ours, [again], report(tmp_path, "again"))
+    attach_reports(ours, [again], report(tmp_path, "again"))
     assert reported(again.receipt) == "first"
-    attach_reports(context, ours, [first], report(tmp_path, "final"))
+    attach_reports(ours, [first], report(tmp_path, "final"))
     assert reported(first.receipt) == "final"
 
 
@@ -87,5 +87,5 @@ def test_what_was_compiled_for_other_hardware_is_published_one_by_one_with_repor
     assert [one.version for one in receipts if one is not None] == ["1", "2"]
     assert [one.tags["compile_stage.key"] for one in receipts if one is not None] == ["int8", "fp16"]
     assert target.receipt is None
-    attach_reports(context, ours, [target], report(tmp_path, "final"))
+    attach_reports(ours, [target], report(tmp_path, "final"))
     assert [reported(one) for one in receipts] == ["final", "final"]
