@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError
@@ -132,7 +131,7 @@ def _load_here(context: Context, published: Published) -> str:
     )
     budget = revive(Budget, manifest.get("budget", {}))
     limits = WorkerLimits.within(budget, job.target.threads, plugins.interpreter_of(job.backend))
-    context = replace(context, cache=Cache(context.scratch / "cache"))  # no result of another run is believed
+    context = context.with_own_cache()
     samples, doubt = _samples(context, published, job, budget)
     note = demand_served(context, version, job.target, samples, limits, published.trust)
     if samples is not None and samples.real:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context, made_by
 from compile_stage.core.digest import digest_file, list_tree, revive
 from compile_stage.core.environment import python_version
@@ -115,13 +114,13 @@ def rebuild(
 
 
 def _source(context: Context, manifest: Mapping[str, Any]) -> SourceModel:
-    context = replace(context, cache=Cache(context.scratch / "rebuild"))
+    context = context.with_own_cache("rebuild")
     return resolve_made_from(context, manifest["source"])
 
 
 def _build(context: Context, recipe: _Recipe, name: str) -> tuple[Rebuilt, SampleSet]:
     """The graph and the artifact, made with an empty cache; and the samples that answers can be compared on."""
-    context = replace(context, cache=Cache(context.scratch / "rebuild" / name))
+    context = context.with_own_cache(f"rebuild/{name}")
     job, source, data, budget = recipe.job, recipe.source, recipe.data, recipe.budget
     limits = WorkerLimits.within(budget, job.target.threads)
     compiler = replace(limits, interpreter=plugins.interpreter_of(job.backend))

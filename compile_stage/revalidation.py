@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, plain, revive
 from compile_stage.core.environment import Hardware, python_version
@@ -120,7 +119,7 @@ def validate_again(
         RegistryError: The source can't be had any more.
         SourceError: The source is refused, or the samples can't be had any more.
     """
-    context = replace(context, cache=Cache(context.scratch / "cache"))
+    context = context.with_own_cache()
     validated = compare(context, manifest, model_dir, Budget(), allow_pickle=allow_pickle)
     return validated.verdict, (*waived_notes(validated.verdict), *sample_notes(manifest, validated.samples))
 
@@ -149,7 +148,7 @@ def validate_here(
     job: Job = revive(Job, manifest["job"])
     uri, model_dir = version
     _demand_this_machine(context, manifest, job)
-    context = replace(context, cache=Cache(context.scratch / "cache"))
+    context = context.with_own_cache()
     budget: Budget = revive(Budget, manifest["budget"])
     validated = compare(context, manifest, model_dir, budget, allow_pickle=allow_pickle)
     notes = sample_notes(manifest, validated.samples)

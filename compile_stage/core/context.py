@@ -45,6 +45,10 @@ class Context:
     files: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, Failure] = field(default_factory=dict)
 
+    def with_own_cache(self, name: str = "cache") -> Context:
+        """The same with a cache of its own in its scratch folder: no result of another run is believed."""
+        return replace(self, cache=Cache(self.scratch / name))
+
     def placed(self, data: Data) -> Data:
         """The policy's samples where they are on this machine."""
         return replace(

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import digest_tree, plain, revive
 from compile_stage.core.errors import CompileStageError, DeviceError, UsageError
@@ -74,10 +73,8 @@ def validate_on_device(
             link, published.folder, original=original,
             say=lambda message: context.events.progress("device", host.name, message),
         )  # fmt: skip
-        local = replace(context, cache=Cache(context.scratch / "cache"))
-        there = replace(
-            context, cache=Cache(context.scratch / "cache-of-device"), engine=engine, hardware=link.hardware
-        )
+        local = context.with_own_cache()
+        there = replace(context.with_own_cache("cache-of-device"), engine=engine, hardware=link.hardware)
         budget: Budget = revive(Budget, manifest["budget"])
         folder = published.folder
         validated = compare(local, manifest, folder, budget, there=there, allow_pickle=allow_pickle)

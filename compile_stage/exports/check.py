@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compile_stage.core import plugins
-from compile_stage.core.cache import Cache
 from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError
@@ -66,7 +64,7 @@ def prove(context: Context, version: Version, folder: Path, written: Written, *,
     backend = written.served_by.get("backend", "")
     if backend and backend not in _STANDS_IN:
         return Proof(proven=False, said=f"Not run here: nothing stands in for Triton's backend {backend}.")
-    context = replace(context, cache=Cache(context.scratch / "cache"))  # no result of another run is believed
+    context = context.with_own_cache()
     check = _Check(context, version, folder, written)
     return check.by_stand_in() if backend else check.by_mlflow()
 
