@@ -110,5 +110,5 @@ def _is_for_debug(target: TargetResult, candidate: Candidate) -> bool:
         return False
     return any(
         summary.outcome_word(check) == "failed" and check.gate.metric != "samples" and not summary.is_performance(check)
-        for check in summary.checks_of(candidate)
+        for check in candidate.checks
     )

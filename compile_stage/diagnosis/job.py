@@ -182,8 +182,7 @@ def _misses(verdict: Verdict | None) -> tuple[str, ...]:
 def _worst(candidate: Candidate) -> tuple[int, ...]:
     """Samples, worst first: those on which a check failed, each check's worst before any check's second, then all by
     their error. A sample that fails alone among thousands is seldom among the first ones."""
-    checks = candidate.verdict.checks if candidate.verdict else ()
-    failed = [check.worst for check in checks if check.outcome is Outcome.FAIL]
+    failed = [check.worst for check in candidate.checks if check.outcome is Outcome.FAIL]
     of_checks = [index for same_place in zip_longest(*failed) for index in same_place if index is not None]
     errors: dict[int, float] = {}
     for output in candidate.errors:

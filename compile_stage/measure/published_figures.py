@@ -71,7 +71,7 @@ def _accuracy_words(chosen: Candidate) -> str:
 def _waived_words(chosen: Candidate) -> list[str]:
     """Each gate that was missed, by how much, and who lets that through until when."""
     missed: dict[Waiver, Check] = {}
-    for check in chosen.verdict.checks if chosen.verdict is not None else ():
+    for check in chosen.checks:
         if check.waived is not None and check.outcome is Outcome.FAIL:
             first = missed.setdefault(check.waived, check)
             missed[check.waived] = min(first, check, key=margin)
@@ -84,7 +84,7 @@ def metrics_of(winner: Candidate) -> dict[str, float]:
     An unstable speedup is none of them: a registry sorts and compares by single figures, and it has none.
     """
     metrics: dict[str, float] = {}
-    for check in winner.verdict.checks if winner.verdict else ():
+    for check in winner.checks:
         if check.measured is not None and check.batch_size is not None and check.gate.metric != "speedup":
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
             metrics[name.replace(":", "_")] = check.measured

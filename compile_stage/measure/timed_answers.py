@@ -165,11 +165,7 @@ class AnswerLog:
 
 
 def _proven_by(candidate: Candidate) -> Iterator[Gate]:
-    waived = [
-        check
-        for check in (candidate.verdict.checks if candidate.verdict is not None else ())
-        if check.waived is not None and check.measured is not None
-    ]
+    waived = [check for check in candidate.checks if check.waived is not None and check.measured is not None]
     for gate in candidate.job.gates:
         missed = [check.measured for check in waived if check.gate == gate and check.measured is not None]
         limits = [gate.limit, *missed]

@@ -27,7 +27,7 @@ from compile_stage.steps.validate import validate
 
 def misses_by_luck(candidate: Candidate) -> bool:
     """Whether it was validated, and fails for the interval of its limits alone."""
-    checks = candidate.verdict.checks if candidate.verdict is not None else ()
+    checks = candidate.checks
     limited = {gate.metric for gate in candidate.job.gates}
     missed = [
         check

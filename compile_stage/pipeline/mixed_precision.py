@@ -315,7 +315,7 @@ def _mix(
 
 def _decisive(candidate: Candidate) -> Check | None:
     """The check that failed by most, or passed by least; of the policy's gates where there is one."""
-    checks = candidate.verdict.checks if candidate.verdict else ()
+    checks = candidate.checks
     metrics = {gate.metric for gate in candidate.job.gates}
     failed = [check for check in checks if check.outcome is not Outcome.PASS and check.waived is None]
     return min(failed or [c for c in checks if c.gate.metric in metrics] or checks, key=searching.margin, default=None)

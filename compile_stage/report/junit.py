@@ -85,7 +85,7 @@ def _candidate_cases(suite: Element, candidate: Candidate) -> None:
         failure = candidate.failure
         _end(compiled, "error", f"{failure.kind} in {failure.step}: {failure.problem}", failure.detail)
         return
-    checks = summary.checks_of(candidate)
+    checks = candidate.checks
     for metric in dict.fromkeys(check.gate.metric for check in checks):
         case = SubElement(suite, "testcase", classname=job_id, name=xml_text(metric))
         _judge(case, [check for check in checks if check.gate.metric == metric])

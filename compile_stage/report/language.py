@@ -69,7 +69,7 @@ def written_texts(result: RunResult, target: TargetResult) -> tuple[WrittenBesid
 
 
 def _rows(result: RunResult, target: TargetResult) -> Iterator[LanguageRow]:
-    compared = [c for c in target.candidates if any(k.gate.metric in LANGUAGE_METRICS for k in summary.checks_of(c))]
+    compared = [c for c in target.candidates if any(k.gate.metric in LANGUAGE_METRICS for k in c.checks)]
     baseline = summary.baseline_of(result, target)
     if not compared:
         return
@@ -98,7 +98,7 @@ def _row(label: str, won: bool, size: int, times: TokenTimes | None, memory: str
 
 def _with_checks(row: LanguageRow, candidate: Candidate) -> LanguageRow:
     found: dict[str, Check] = {}
-    for check in summary.checks_of(candidate):
+    for check in candidate.checks:
         found.setdefault(check.gate.metric, check)
     return replace(
         row,

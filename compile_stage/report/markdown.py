@@ -228,7 +228,7 @@ def _broken(target: TargetResult) -> Iterator[str]:
     rows = [
         (candidate.job.backend, candidate.job.scheme.name, check)
         for candidate in target.candidates
-        for check in summary.checks_of(candidate)
+        for check in candidate.checks
         if summary.outcome_word(check) != "passed"
     ]
     if not rows:

@@ -104,7 +104,7 @@ def _values(row: summary.Row, candidate: Candidate) -> dict[str, float]:
     if errors and math.isfinite(max(errors)):
         values[SAMPLE] = max(errors)
     for metric in _METRICS:
-        measured = [_away(check) for check in summary.checks_of(candidate) if check.gate.metric == metric]
+        measured = [_away(check) for check in candidate.checks if check.gate.metric == metric]
         known = [value for value in measured if value is not None and math.isfinite(value)]
         if known:
             values[metric] = max(known)

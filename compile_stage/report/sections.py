@@ -100,7 +100,7 @@ def section(result: RunResult, target: TargetResult, index: int) -> dict[str, An
         "pruned": [(row.label, row.reason) for row in rows if _is_pruned(row)],
         "option_tuning": steps,
         "winner_elsewhere": winner_elsewhere(result, target, steps),
-        "validations": [(row, _ordered(summary.checks_of(row.candidate))) for row in rows if row.candidate is not None],
+        "validations": [(row, _ordered(row.candidate.checks)) for row in rows if row.candidate is not None],
         "timings": timings,
         "speedups": Markup("") if target.contradiction else _speedups(rows),
         "latencies": _latencies(result, target, rows, baseline),

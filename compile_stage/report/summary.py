@@ -458,14 +458,9 @@ def reason_of(target: TargetResult, candidate: Candidate) -> str:
     return target.selection.reason if candidate.job.id == target.selection.winner else candidate.reason
 
 
-def checks_of(candidate: Candidate) -> tuple[Check, ...]:
-    """All checks of a candidate; none when it was never validated."""
-    return candidate.verdict.checks if candidate.verdict is not None else ()
-
-
 def _missed_by(candidate: Candidate) -> list[Check]:
     """The checks that keep a candidate from passing."""
-    return [check for check in checks_of(candidate) if outcome_word(check) in ("failed", "not run")]
+    return [check for check in candidate.checks if outcome_word(check) in ("failed", "not run")]
 
 
 def measured_text(check: Check) -> str:
@@ -522,7 +517,7 @@ def _row(target: TargetResult, candidate: Candidate) -> Row:
         state=state_of(target, candidate),
         reason=reason_of(target, candidate),
         timing=main_timing(target, candidate.measurement),
-        error=_headline_check(checks_of(candidate)),
+        error=_headline_check(candidate.checks),
         size_bytes=candidate.artifact.size_bytes if candidate.artifact is not None else None,
         candidate=candidate,
     )

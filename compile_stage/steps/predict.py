@@ -291,8 +291,7 @@ def demand_speedup(target: TargetResult) -> None:
 
 def of_checks(winner: Candidate, rows: int) -> PredictSpeedup | None:
     """The figure that a custom pyfunc's validation has; None of any other model."""
-    checks = winner.verdict.checks if winner.verdict is not None else ()
-    check = next((check for check in checks if check.gate.metric == SPEEDUP), None)
+    check = next((check for check in winner.checks if check.gate.metric == SPEEDUP), None)
     if check is None or check.measured is None:
         return None
     low, high = check.interval or (0.0, float("inf"))

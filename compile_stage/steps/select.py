@@ -346,8 +346,7 @@ def _under_waivers(candidate: Candidate) -> str:
 
 def _whole(candidate: Candidate) -> str:
     """Of a model whose predict() was compared as a whole: how fast that is, beside the network."""
-    checks = candidate.verdict.checks if candidate.verdict else ()
-    whole = next((check for check in checks if check.gate.metric == "predict_speedup"), None)
+    whole = next((check for check in candidate.checks if check.gate.metric == "predict_speedup"), None)
     if whole is None or whole.measured is None:
         return ""
     low, high = whole.interval or (whole.measured, whole.measured)

@@ -11,7 +11,7 @@ from compile_stage.core.records.base import JsonMap, record
 from compile_stage.core.records.model import Artifact, PortableModel
 from compile_stage.core.records.plan import Job
 from compile_stage.core.records.timing import Measurement
-from compile_stage.core.records.verdict import OutputErrors, Trial, Verdict
+from compile_stage.core.records.verdict import Check, OutputErrors, Trial, Verdict
 
 NOT_STARTED = "plan"
 """The step of a failure that kept a job from being started at all."""
@@ -80,6 +80,11 @@ class Candidate:
         where = f"{failure.step}: {kind}" if kind else failure.step
         reason = failure.problem if failure.step == NOT_STARTED else f"{where}: {failure.problem}"
         return replace(self, failure=failure).in_state("failed", reason)
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """Those of its verdict; none when it was never validated."""
+        return self.verdict.checks if self.verdict is not None else ()
 
     @property
     def has_passed(self) -> bool:
