@@ -183,23 +183,21 @@ def scored_output(metric: str, outputs: Mapping[str, Array], labels: Array) -> s
 
     Predicted labels, when there is one such output, else scores `[n, classes]`, else one score for each sample.
     """
-    flat = {n: o for n, o in outputs.items() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)}
+    flat = [n for n, o in outputs.items() if o.ndim == 1 or (o.ndim == 2 and o.shape[1] == 1)]
+    numbers = {n: o for n, o in outputs.items() if o.dtype.kind == "f"}
+    single, tables = [n for n in numbers if n in flat], [n for n, o in numbers.items() if o.ndim == 2]
     choices: list[list[str]]
     if metric in CLASS_TASKS:
-        classes = [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 2 and o.shape[1] >= 2]
-        single = [n for n, o in flat.items() if o.dtype.kind == "f"]
-        predicted = [n for n, o in flat.items() if o.dtype.kind != "f"]
+        classes, predicted = [n for n in tables if outputs[n].shape[1] > 1], [n for n in flat if n not in numbers]
         choices = [predicted, classes, single] if metric in OF_LABELS else [classes, single]
     elif metric == "wer":
-        texts = [n for n, o in flat.items() if o.dtype.kind == "U"]
-        choices = [texts, [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 3]]
+        texts = [n for n in flat if outputs[n].dtype.kind == "U"]
+        choices = [texts, [n for n, o in numbers.items() if o.ndim == 3]]
     elif metric in RANKINGS and labels.ndim == 1:
-        single = [n for n, o in flat.items() if o.dtype.kind == "f"]
-        choices = [single, [n for n, o in outputs.items() if o.dtype.kind == "f" and o.ndim == 2]]
+        choices = [single, tables]
     else:
         width = 1 if labels.ndim == 1 else int(np.prod(labels.shape[1:]))
-        numbers = [n for n, o in outputs.items() if o.dtype.kind == "f"]
-        choices = [[n for n in numbers if int(np.prod(outputs[n].shape[1:])) == width]]
+        choices = [[n for n, o in numbers.items() if int(np.prod(o.shape[1:])) == width]]
     for names in choices:
         if len(names) == 1:
             return names[0]

@@ -228,10 +228,11 @@ def _compare(
         if other is None:
             changes.append(f"{kind}: not in the second run")
             continue
+        moved = f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}"
         if candidate["state"] != other["state"]:
-            changes.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
+            changes.append(moved)
         if candidate["job_id"] == winners[0] and other["state"] not in ("won", "lost"):
-            worse.append(f"{kind}: {candidate['state']} -> {other['state']}: {other['reason']}")
+            worse.append(moved)
         found, note = _figures(kind, candidate, other)
         if slowed:
             found = [figure for figure in found if figure.what != "speedup"]
