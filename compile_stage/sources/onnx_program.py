@@ -25,7 +25,7 @@ from compile_stage.core.tensors import Signature
 from compile_stage.plugin_support import onnx_weights
 from compile_stage.plugin_support.opset_conversion import converter_errors
 from compile_stage.plugin_support.torch_programs import free_axes, tracing
-from compile_stage.sources import graph, torch_portable, torch_signature
+from compile_stage.sources import graph, torch_forward, torch_portable, torch_signature
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -62,7 +62,9 @@ def export(
         try:
             converted = onnx2torch.convert(prepared).eval().requires_grad_(False)
         except Exception as error:
-            raise SourceError(f"onnx2torch can't convert it: {_first_line(error)}", where=source.uri) from error
+            raise SourceError(
+                f"onnx2torch can't convert it: {torch_forward.named_line(error)}", where=source.uri
+            ) from error
         nodes = importlib.import_module("onnx2torch.onnx_graph").OnnxGraph(prepared.graph).nodes
         program = _trace(converted, nodes, model.signature, arguments, source)
     signature = _signature(program, model.signature, source)
@@ -242,7 +244,7 @@ def _trace(
     except Exception as error:
         where = f" at {last[0].operation_type} (node {last[0].name!r})" if last else ""
         raise SourceError(
-            f"torch.export can't trace it{where}: {_first_line(error)}",
+            f"torch.export can't trace it{where}: {torch_forward.named_line(error)}",
             fix="name a backend that takes onnx, or log the model with its framework's own flavor",
             where=source.uri,
         ) from error
@@ -442,8 +444,3 @@ def _signature(program: Any, wanted: Signature, source: SourceModel) -> Signatur
                     where=source.uri,
                 )
     return wanted
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -104,7 +104,11 @@ def _is_packed(error: BaseException) -> bool:
 
 def reason(error: BaseException) -> str:
     """The innermost cause's first line: the exporter wraps it in pages of advice."""
-    error = innermost(error)
+    return named_line(innermost(error))
+
+
+def named_line(error: BaseException) -> str:
+    """`TYPE: ` and the first line of what an error says; its type where it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
