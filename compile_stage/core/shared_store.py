@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ PART_MARK = ".part-"
 _REQUEST_S = 30.0  # for one request; a range is 8 MB
 _BYTES_PER_S = 250_000.0  # what an upload gets beside that
 _PAUSES_S = (0.2, 0.8, 2.0)  # before the second, third and fourth attempt
+_RANGE = 8 * 2**20  # of a file that is read
 _PIECE = 16 * 2**20  # of an upload in parts, two of which are in memory
 
 
@@ -73,6 +75,15 @@ class Store:
         """
         data = self._ask(lambda: self._fs.cat_file(self._path(path), start=start, end=end), _REQUEST_S)
         return bytes(data)
+
+    def measure(self, path: str, listed: int) -> int:
+        """How many bytes of a file the store answers with, at most one more than the `listed`. All of it is read.
+
+        Raises:
+            As `read`.
+        """
+        ends = [*range(_RANGE, listed, _RANGE), listed + 1]  # past its end in the last range, which begins within it
+        return sum(len(self.read(path, start, end)) for start, end in pairwise([0, *ends])) if listed else 0
 
     def write(self, local: Path, path: str, *, replace: bool) -> bool:
         """Put a local file there, whole or not at all. False where there is one already and `replace` is not set.

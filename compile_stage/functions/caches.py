@@ -21,6 +21,7 @@ from compile_stage.shared_caching import open_shared
 
 _DAY_S = 24 * 3600.0
 _SOURCES = "sources"
+_MANY = 5  # entries of a shared cache that do not hold: from here on, not most of it is deleted
 
 
 @record
@@ -99,10 +100,12 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
 
     Args:
         shared: As for `cache_entries`.
-        remove: Delete what does not hold.
+        remove: Delete what does not hold, and does not when it is read a second time, after all others.
 
     Raises:
-        As `cache_entries`.
+        StorageError: As `cache_entries`; or most of several entries of a shared cache are to be deleted, or what it
+            answers has another size than it lists. Nothing is deleted then.
+        UsageError: As `cache_entries`.
     """
     if shared is not None:
         with _shared(shared, writes=remove) as cache:
@@ -166,7 +169,8 @@ def _shared(url: str, *, writes: bool = False) -> Iterator[SharedCache]:
         raise StorageError(
             f"the shared cache can't be used: {error}",
             fix="check its address (--shared-cache, AWS_ENDPOINT_URL), its client's account (AWS_ACCESS_KEY_ID, a "
-            "role, ...), that it has not expired and has the rights, and that the server works; then run again",
+            "role, ...), that it has not expired and has the rights, that the server "
+            "works, and what is in front of it (a proxy, a log-in page); then run again",
             where=cache.store.label,
         ) from error
 
@@ -185,14 +189,49 @@ def _verify_shared(cache: SharedCache, remove: bool) -> CacheCheck:
         if found.seal != cache.seal.name:
             continue
         reason = _refuse_shared(cache, found.path)
-        if reason is not None and not any(cache.store.list(found.path)):  # `gc` deleted it meanwhile
+        if reason is not None and not _is_read_whole(cache, found.path):
             continue
         checked += 1
         if reason is not None:
             refused[found.path] = reason
-            if remove:
-                cache.store.delete(found.path)
+    if remove:
+        refused = _deleted(cache, refused, checked)
     return CacheCheck(where=cache.store.label, checked=checked, refused=refused, removed=remove)
+
+
+def _is_read_whole(cache: SharedCache, path: str) -> bool:
+    """False for an entry that is gone: `gc` deleted it meanwhile. Raises StoreError where the store answers with
+    another number of bytes than it lists: a log-in page or a cut answer says nothing of the entry."""
+    for _ in range(2):  # a run may replace it between the list and the answer
+        # In its folder's list: a server that answers for the entry with a page does so of its size too.
+        listed = next((one.size for one in cache.store.list(path.rpartition("/")[0]) if one.path == path), None)
+        if listed is None:
+            return False
+        try:
+            got = cache.store.measure(path, listed)
+        except FileNotFoundError:
+            return False
+        if got == listed:
+            return True
+    raise StoreError(f"its answer for {path} has another size than it lists ({listed:,} bytes)")
+
+
+def _deleted(cache: SharedCache, refused: Mapping[str, str], checked: int) -> dict[str, str]:
+    """Delete the entries that do not hold the second time either; returns them. Raises StorageError before the first
+    where they are most of several: an account, a proxy or a trust file that went wrong looks like that."""
+    again = {path: reason for path in refused if (reason := _refuse_shared(cache, path)) is not None}
+    if len(again) >= _MANY and 2 * len(again) > checked:
+        raise StorageError(
+            f"{len(again)} of {checked} entries do not hold, the first since {next(iter(again.values()))}; nothing was "
+            "deleted",
+            fix="so many at once say more of the way to them than of them: look at what is in front of the store (a "
+            "proxy), and, of signed ones, at COMPILE_STAGE_TRUST. `compile-stage cache verify --shared` names them. "
+            "Where they are damaged, `compile-stage cache gc --shared --max-gb 0` deletes all; runs make them anew",
+            where=cache.store.label,
+        )
+    for path in again:
+        cache.store.delete(path)
+    return again
 
 
 def _refuse_shared(cache: SharedCache, path: str) -> str | None:

@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import POLICY_TEXT
+from s3_server import S3, s3_server
 
 import compile_stage.cache_keys as cache_keys
 from compile_stage import api
@@ -257,3 +259,80 @@ def test_a_bound_that_is_no_number_from_0_deletes_nothing(bound: float) -> None:
     """Broken: a script whose division went wrong empties the shared cache: nothing is larger than nan."""
     with pytest.raises(UsageError, match="a bound is negative, or no number"):
         api.collect_cache(max_gb=bound)
+
+
+@pytest.fixture
+def in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3, list[str]]]:
+    """A shared cache of six entries in a bucket; yields the server and the paths of the entries."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"s" * 32)
+    monkeypatch.setenv("COMPILE_STAGE_CACHE_KEY", str(secret))
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        url = f"s3://{server.bucket()}/team"
+        monkeypatch.setenv("COMPILE_STAGE_SHARED_CACHE", url)
+        shared = SharedCache(open_store(url), SecretSeal(b"s" * 32))
+        cache = Cache(cache_root(), secret.read_bytes(), shared=shared)
+        for size in range(6):
+
+            def make(folder: Path, size: int = size) -> int:
+                (folder / "file").write_bytes(bytes(1000 + size))
+                return size
+
+            cache.fetch("compile/1", {"size": size}, make)
+        yield server, [found.path for found in shared.store.list()]
+
+
+def test_a_log_in_page_in_place_of_entries_deletes_none(
+    in_s3: tuple[S3, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: with an expired session at a gateway, `cache verify --shared --remove` deletes every whole entry."""
+    server, entries = in_s3
+    server.proxy.fault, server.proxy.of = "log-in page", "/team/v1/"  # the list of them is answered
+    for page in (entries[0], "/team/v1/"):  # in place of one, and of all
+        server.proxy.of = page
+        assert ended("verify", "--shared", "--remove") == 2
+        said = capsys.readouterr().err
+        assert re.search(r"its answer for v1/\S+ has another size than it lists", said), said
+    server.proxy.fault = ""
+    assert ended("verify", "--shared") == 0
+    assert "6 entries, 0 do not hold" in capsys.readouterr().out
+
+
+def test_entries_that_hold_the_second_time_are_not_deleted(
+    in_s3: tuple[S3, list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: one byte that was changed on the way, once, deletes a whole entry."""
+    real, asked = SharedCache.refuse, []
+
+    def refused_once(self: Any, path: str, check: Any) -> str | None:
+        asked.append(path)
+        return "its file file is not what its header says" if asked == [path] else real(self, path, check)
+
+    monkeypatch.setattr(SharedCache, "refuse", refused_once)
+    assert ended("verify", "--shared", "--remove") == 0
+    assert ended("verify", "--shared") == 0
+    assert "6 entries, 0 do not hold" in capsys.readouterr().out
+
+
+def test_most_of_a_shared_cache_is_not_deleted(
+    in_s3: tuple[S3, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a proxy that changes answers and keeps their size, or a trust file that went wrong, empties the cache."""
+    (tmp_path / "other").write_text("not an entry")
+    store = open_store(os.environ["COMPILE_STAGE_SHARED_CACHE"])
+    for path in in_s3[1][:4]:
+        store.write(tmp_path / "other", path, replace=True)
+    assert ended("verify", "--shared", "--remove") == 7
+    assert "6 entries, 4 do not hold, and were deleted" in capsys.readouterr().out
+    for path in in_s3[1][:5]:
+        store.write(tmp_path / "other", path, replace=True)
+    assert ended("verify", "--shared", "--remove") == 2
+    said = capsys.readouterr().err
+    assert "5 of 6 entries do not hold, the first since it is no entry; nothing was deleted" in said
+    assert "cache gc --shared --max-gb 0" in said
+    assert ended("verify", "--shared") == 7
+    assert ended("gc", "--shared", "--max-gb", "0") == 0
+    assert ended("verify", "--shared") == 0
+    assert "0 entries, 0 do not hold" in capsys.readouterr().out

@@ -82,6 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._hang_up()
         elif fault == "error 500":
             self._answer(500, [("Content-Type", "text/html")], b"<html>Internal Server Error</html>")
+        elif fault == "log-in page":
+            self._answer(200, [("Content-Type", "text/html")], b"<html><title>Sign in</title></html>")
         else:
             status, headers, answer = self._forward(body)
             if fault == "answer lost":
