@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import leave_alone
+from compile_stage.core.storage import with_causes
 from compile_stage.registry.mlflow_stores import store_trouble
 
 P = ParamSpec("P")
@@ -30,6 +31,7 @@ _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 _PATIENCE_S = 20.0  # a server that is down is said within a minute; one that restarts is back by then
 _LEAST_ATTEMPTS = 3
 """Of an operation, also where the first took longer than the patience: it may have failed in its last call."""
+_REPEATED = "The call was repeated, and failed each time."
 _SAME_WHEN_REPEATED = ("get_", "search_", "list_", "set_", "log_", "finalize_", "update_", "download_")
 _TROUBLE = (
     "Max retries exceeded",
@@ -220,14 +222,24 @@ def is_foreign_404(error: Exception) -> bool:
 
 
 def _repeated(call: Callable[[], R], may_pass: Callable[[Exception], bool], patience_s: float, *, least: int = 1) -> R:
-    """Args: `least`: So many attempts may be made whatever time they take, as long as the server answers."""
+    """Args: `least`: So many attempts may be made whatever time they take, as long as the server answers, and unless
+    the call that failed was itself repeated for as long."""
     ends = time.monotonic() + patience_s
-    for attempt, pause_s in enumerate(_PAUSES_S, start=1):
+    for attempt, pause_s in enumerate((*_PAUSES_S, None), start=1):
         try:
             return call()
         except Exception as error:
-            is_last = attempt >= least or isinstance(error, NoAnswerError)
-            if not may_pass(error) or (is_last and time.monotonic() > ends):
+            is_last = attempt >= least or isinstance(error, NoAnswerError) or _was_repeated(error)
+            if not may_pass(error):
+                raise
+            if pause_s is None or (is_last and time.monotonic() > ends):
+                error.add_note(_REPEATED)
                 raise
         time.sleep(pause_s * (1 + secrets.randbelow(100) / 100))  # so that those who met do not meet again
-    return call()
+    raise AssertionError
+
+
+def _was_repeated(error: Exception) -> bool:
+    """True where a call within the failed one was repeated in vain until its patience was over: a store of files that
+    is down would be asked for three times that long, and each of those with its client's own attempts."""
+    return any(_REPEATED in getattr(one, "__notes__", ()) for one in with_causes(error))
