@@ -270,11 +270,18 @@ class MLflowRegistry(Registry):
 
     def result(self, uri: str, into: Path) -> Path:
         client, receipt = connect(), self.published(uri)
-        with trouble(receipt.uri, missing=f"no result.json is stored with {receipt.uri}"):
+        with trouble(receipt.uri, missing=f"the run of {receipt.uri} is no longer there, so no result.json"):
             run = client.get_model_version(receipt.name, receipt.version).run_id
             if not run:
                 raise RegistryError("it has no run, so no result.json", where=receipt.uri)
-            return Path(client.download_artifacts(run, "result.json", str(into)))
+            if "result.json" not in {file.path for file in client.list_artifacts(run)}:
+                raise RegistryError(
+                    f"no result.json is stored with {receipt.uri}",
+                    fix="name a result.json of yours, or the folder that holds one",
+                    where=receipt.uri,
+                    code=Code.NOT_IN_REGISTRY,
+                )
+            return mlflow_download.download_of_run(client, run, "result.json", into)
 
     def check(self) -> str | None:
         return reason_unreachable()

@@ -120,6 +120,24 @@ def download_file(client: Any, uri: str, path: str, into: Path) -> Path:
             ) from error
 
 
+def download_of_run(client: Any, run_id: str, path: str, into: Path) -> Path:
+    """Fetch an artifact of a run, a file or a folder, into a folder that is there; returns its place. `MlflowClient`'s
+    own way says of whatever goes wrong, an expired account too, that there is no such artifact.
+
+    Raises what the store raises (`trouble`).
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = _store(client.get_run(run_id).info.artifact_uri)
+    fetch = partial(store.download_artifacts, path, str(into))
+    try:
+        return Path(repeated_call(within, fetch, transfer_limit(into)))
+    except MlflowException as error:  # of files that could not be written it keeps the text
+        if (full := disk_full_of_text(str(error), str(into))) is not None:
+            raise full from error
+        raise
+
+
 def demand_listed(uri: str, unlisted: Iterable[str], place: str) -> None:
     """Raise UnreachableError where a server has a file that its list of files left out: the list was cut short on the
     way, and nothing is missing. Files are asked for by their names, so what is really gone is not held to be there.

@@ -15,6 +15,7 @@ from compile_stage.core.errors import RegistryError
 from compile_stage.core.leftovers import temporary_folder
 from compile_stage.core.tuning_records import MAX_BYTES
 from compile_stage.registry.mlflow_connection import is_code, trouble
+from compile_stage.registry.mlflow_download import download_of_run
 from compile_stage.registry.model_files import TAG, link_or_copy
 
 EXPERIMENT = "compile-stage-tuning"
@@ -36,11 +37,11 @@ def pull(client: Any, key: str, have: Collection[str], into: Path) -> None:
             held = _held(client, run)
             wanted = [name for name, size in held.items() if name not in have and size <= MAX_BYTES]
             if len(wanted) == len(held) > 0:  # in one call, which MLflow makes side by side
-                whole = Path(client.download_artifacts(run, _FOLDER, scratch))
+                whole = download_of_run(client, run, _FOLDER, Path(scratch))
                 got = {name: whole / name for name in wanted}
             else:
                 got = {
-                    name: Path(client.download_artifacts(run, f"{_FOLDER}/{name}", scratch))
+                    name: download_of_run(client, run, f"{_FOLDER}/{name}", Path(scratch))
                     for name in wanted
                     if not (into / name).exists()
                 }

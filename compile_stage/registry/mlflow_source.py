@@ -12,7 +12,7 @@ from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.dataset_sources import demand_allowed
 from compile_stage.registry.mlflow_connection import trouble
-from compile_stage.registry.mlflow_download import download
+from compile_stage.registry.mlflow_download import download, download_of_run
 from compile_stage.registry.mlflow_pinning import pin
 from compile_stage.registry.mlflow_retries import transfer_limit, within
 from compile_stage.registry.model_files import (
@@ -121,5 +121,5 @@ def _run_artifact(client: Any, source: SourceModel, name: str, part: Path) -> Pa
         held = {file.path for file in client.list_artifacts(source.run_id, "datasets")}
         for suffix in DATASET_SUFFIXES:
             if (path := f"datasets/{name}{suffix}") in held:
-                return Path(client.download_artifacts(source.run_id, path, str(part)))
+                return download_of_run(client, source.run_id, path, part)
     return None

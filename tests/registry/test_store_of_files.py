@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,41 @@ def test_a_store_that_fails_is_named_and_nothing_is_published(
     assert registry.find(bundle.name, bundle.key) is None
     assert registry.push(bundle, source, {}).created
     assert not registry.push(bundle, source, {}).created
+
+
+def test_a_store_that_is_down_is_asked_for_the_patience_of_one_call(
+    registry: MLflowRegistry,
+    source: SourceModel,
+    s3: S3,
+    make_bundle: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken: the publication is made three times, and each repeats its upload in vain: one and a half minutes before
+    a store that refuses connections is named."""
+    monkeypatch.setattr("compile_stage.registry.mlflow_retries._PATIENCE_S", 0.0)
+    s3.proxy.fault, s3.proxy.of = "dropped", "PUT"
+    before = s3.proxy.seen["dropped"]
+    with pytest.raises(UnreachableError, match="store of files"):
+        registry.push(make_bundle("net-compiled"), source, {})
+    assert s3.proxy.seen["dropped"] - before <= 5  # S3's client itself asks up to five times
+
+
+def test_a_result_that_the_store_does_not_hand_out_is_not_called_missing(
+    registry: MLflowRegistry, source: SourceModel, s3: S3, make_bundle: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Broken: `compare` of a published version says that no result.json is stored with it, since S3 is down."""
+    (tmp_path / "result.json").write_text("{}")
+    receipt = registry.push(make_bundle("net-compiled"), source, {"result.json": tmp_path / "result.json"})
+    bare = registry.push(make_bundle("net-compiled", "other"), source, {})
+    for fault, at in (("dropped", "GET"), ("dropped", "result.json"), ("error 500", "")):
+        s3.proxy.fault, s3.proxy.of = fault, at
+        with pytest.raises(UnreachableError, match=r"store of files \(S3\) fails"):
+            registry.result(receipt.uri, tmp_path)
+    s3.proxy.fault = ""
+    (tmp_path / "result.json").unlink()
+    assert registry.result(receipt.uri, tmp_path).read_text() == "{}"
+    with pytest.raises(RegistryError, match=f"no result.json is stored with {bare.uri}"):
+        registry.result(bare.uri, tmp_path)
 
 
 class _AnotherStore(BaseHTTPRequestHandler):
