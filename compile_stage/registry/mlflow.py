@@ -190,7 +190,7 @@ class MLflowRegistry(Registry):
             try:
                 with trouble(uri):
                     self._move(client, name, alias, now.version, previous)
-            except UnreachableError as error:
+            except (UnreachableError, _UnconfirmedError) as error:
                 raise _perhaps_moved(error, name, alias, now.version, previous) from error
             return replace(target, promoted_to=alias, previous=now.version)
 
@@ -374,7 +374,13 @@ class MLflowRegistry(Registry):
         client.set_registered_model_alias(name, alias, version)
         if where().startswith("http"):  # another machine may be between its look and its move
             time.sleep(_SETTLED_S)
-        now = self._current(client, name, alias)
+        try:
+            with trouble(f"models:/{name}@{alias}"):
+                now = self._current(client, name, alias)
+        except UnreachableError:
+            raise
+        except RegistryError as error:  # an account that expired since
+            raise _UnconfirmedError(error.problem, fix=error.fix, where=error.where, code=error.code) from error
         if now is None or now.version != version:
             raise self._lost(name, alias, now)
 
@@ -382,12 +388,17 @@ class MLflowRegistry(Registry):
         return moved_meanwhile(alias, now.uri if now else "", f"models:/{name}@{alias}")
 
 
+class _UnconfirmedError(RegistryError):
+    """The alias was set, and the registry refuses to say where it points to now."""
+
+
 def _perhaps_moved(error: RegistryError, name: str, alias: str, version: str, previous: str) -> RegistryError:
     """What to say of a rollback that was asked for and not confirmed: a second one goes one version further."""
+    first = f"{error.fix}. Then look" if isinstance(error, _UnconfirmedError) else "look"
     return RegistryError(
         f"{error.problem}; the rollback of {alias!r} from version {version} to {previous} was not confirmed, and may "
         "have been done",
-        fix=f"look at what the alias points to. To go to version {previous} whatever it is: compile-stage promote "
+        fix=f"{first} at what the alias points to. To go to version {previous} whatever it is: compile-stage promote "
         f"models:/{name}/{previous} --alias {alias}. A second rollback may go one version further back",
         where=error.where or f"models:/{name}@{alias}",
         code=Code.REGISTRY_UNREACHABLE,

@@ -1258,11 +1258,17 @@ def test_an_empty_answer_is_asked_for_again(
     assert emptied
 
 
+@pytest.mark.parametrize("expired", [False, True], ids=["lost", "expired"])
 def test_a_rollback_that_was_not_confirmed_says_that_it_may_be_done(
-    registry: MLflowRegistry, source: SourceModel, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+    registry: MLflowRegistry,
+    source: SourceModel,
+    make_bundle: MakeBundle,
+    monkeypatch: pytest.MonkeyPatch,
+    expired: bool,
 ) -> None:
-    """Broken: whoever runs it again, as after any network error, goes one version too far back."""
+    """Broken: whoever runs it again, as after any network error or with a new token, goes one version too far back."""
     import requests
+    from mlflow.exceptions import RestException
 
     for key in ("a", "b", "c"):
         registry.promote(registry.push(make_bundle("net-compiled", key), source, {}), "prod")
@@ -1271,6 +1277,8 @@ def test_a_rollback_that_was_not_confirmed_says_that_it_may_be_done(
     def lost(self: MLflowRegistry, where: Any, name: str, alias: str) -> Any:
         now = real(self, where, name, alias)
         if now is not None and now.version == "2":  # the alias was moved
+            if expired:
+                raise RestException({"error_code": "UNAUTHENTICATED", "message": "The token has expired."})
             raise requests.exceptions.ConnectionError("Connection refused")
         return now
 
