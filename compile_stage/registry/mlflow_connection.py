@@ -187,7 +187,7 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
         yield
     except CompileStageError as error:
         if isinstance(error, UnreachableError) and not error.where:
-            error.where = redacted(place)
+            error.where = _at(place)
         raise
     except MlflowException as error:
         raise _full(error, place) or _of_store(error, place) or _explained(error, place, missing) from error
@@ -213,7 +213,7 @@ def trouble(place: str, missing: str = "") -> Iterator[None]:
             ) from error
         else:
             raise
-        raise UnreachableError(problem, fix=_fix_for(problem), where=place) from error
+        raise UnreachableError(problem, fix=_fix_for(problem), where=_at(place)) from error
 
 
 def _of_store(error: Exception, place: str) -> RegistryError | None:
@@ -388,6 +388,12 @@ def _demand_no_redirect(uri: str, answer: Any) -> None:
         )
 
 
+def _at(place: str) -> str:
+    """What was being reached, and at which server: a job's variables may name another one than its reader thinks."""
+    server = where()
+    return redacted(place) if redacted(place) == server or not _is_server(server) else f"{redacted(place)}, at {server}"
+
+
 def _explained(error: Any, place: str, missing: str) -> RegistryError:
     code, text = str(error.error_code), _sentence(error)
     status = getattr(error, "get_http_status_code", lambda: 500)()
@@ -396,7 +402,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             "the registry can't be reached: the server knows no MLflow at this address (404)",
             fix="check MLFLOW_TRACKING_URI, also the path in it (https://HOST/PATH), and what is in front of the "
             "server; or the server is too old for what was asked",
-            where=place if place == where() else f"{place}, at {where()}",
+            where=_at(place),
         )
     if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND") or status == 404:
         return RegistryError(
@@ -408,7 +414,7 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
     if code in ("PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED") or status in (401, 403):
         known = code == "PERMISSION_DENIED" or status == 403  # who asks, and has not the right to
         fix = _RIGHTS_FIX if known else _login_fix()
-        return RegistryError(f"the registry refuses: {text}", fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
+        return RegistryError(f"the registry refuses: {text}", fix=fix, where=_at(place), code=Code.REGISTRY_UNREACHABLE)
     if (refusals := _TOO_MANY.search(text)) is not None:
         number = refusals[1]
         said = "it takes no more requests for now" if number == "429" else "it, or what is in front of it, fails"
@@ -416,14 +422,14 @@ def _explained(error: Any, place: str, missing: str) -> RegistryError:
             f"the server answers with error {number} again and again: {said}",
             fix="run again later; what is finished is kept. If it stays so, look at the server (its log, and "
             "whether its disk is full) and at what is in front of it, also at limits on requests",
-            where=place,
+            where=_at(place),
         )
     if failed_on_the_way(error):
         problem = f"the registry can't be reached: {_short_network(str(error.message))}"
-        return UnreachableError(problem, fix=_fix_for(problem), where=place)
+        return UnreachableError(problem, fix=_fix_for(problem), where=_at(place))
     if code == "INVALID_PARAMETER_VALUE":
         return RegistryError(f"the registry refuses: {text}", where=place)
-    return RegistryError(f"the registry fails: {text}", fix=_fix_for(text), where=place)
+    return RegistryError(f"the registry fails: {text}", fix=_fix_for(text), where=_at(place))
 
 
 def _login_fix() -> str:
@@ -457,7 +463,7 @@ def _refused(error: Exception, place: str) -> RegistryError | None:
     if status is not None:
         problem = f"the registry refuses its files: {_sentence(error)}"
         fix = _RIGHTS_FIX if status == 403 else _login_fix()
-        return RegistryError(problem, fix=fix, where=place, code=Code.REGISTRY_UNREACHABLE)
+        return RegistryError(problem, fix=fix, where=_at(place), code=Code.REGISTRY_UNREACHABLE)
     return None
 
 
