@@ -331,5 +331,7 @@ def flush_tree(root: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
+            except OSError as error:  # the kernel names no file
+                raise OSError(error.errno, error.strerror, str(path)) from error
             finally:
                 os.close(descriptor)

@@ -27,6 +27,10 @@ STANDARD_OUTPUT = "standard output"
 """Named where a file has no path that we know."""
 _FIX_OF_OUTPUT = "free space there, or redirect the output to another disk"
 
+_FIX_OF_DISK = (
+    "look at the disk (the kernel's log: dmesg), or at the server that it is mounted from; or name folders on another "
+    "one: --out for results, COMPILE_STAGE_CACHE for the cache, TMPDIR for the rest. Then run again"
+)
 _FIX_OF_ANOTHERS_CACHE = (
     "name a cache folder of your own in COMPILE_STAGE_CACHE; what several users share goes behind it, with "
     "--shared-cache file:///FOLDER (docs/shared-cache.md)"
@@ -55,7 +59,7 @@ def storage_error(
             return removed(gone)
         code, place = _code_and_place(caught)
         if code in codes and code is not None:
-            return StorageError(_said(code), fix=_fix(code, place), where=place)
+            return StorageError(_said(code, place), fix=_fix(code, place), where=place)
     return None
 
 
@@ -178,17 +182,32 @@ def raise_if_full(error: OSError, folder: Path) -> None:
 
 def no_space_below(place: str) -> StorageError:
     """What to say of a disk that was seen to be full, by a folder on it."""
-    return StorageError(_said(errno.ENOSPC), fix=_FIX, where=place)
+    return StorageError(_said(errno.ENOSPC, place), fix=_FIX, where=place)
 
 
 def disk_full_of_text(text: str, place: str) -> StorageError | None:
     """The same for a library that keeps of an error only its text; also of a file that may not become so large."""
     code = next((code for code in (*_FULL, errno.EFBIG) if os.strerror(code) in text), None)
-    return StorageError(_said(code), fix=_FIX, where=place) if code is not None else None
+    return StorageError(_said(code, place), fix=_FIX, where=place) if code is not None else None
 
 
-def _said(code: int | None) -> str:
-    return "the disk is full" if code in _FULL else f"it can't be written: {os.strerror(code or errno.EIO)}"
+def _said(code: int | None, place: str) -> str:
+    if code == errno.EDQUOT:  # `df` shows free space
+        return f"the disk is full for this user: {os.strerror(errno.EDQUOT)}"
+    if code in _FULL:
+        none_left = " of files: it has no free inode (df -i), whatever space is free" if _lacks_inodes(place) else ""
+        return f"the disk is full{none_left}"
+    does = "read or written" if code == errno.EIO else "written"
+    return f"it can't be {does}: {os.strerror(code or errno.EIO)}"
+
+
+def _lacks_inodes(place: str) -> bool:
+    """True where the disk of a file or folder, which need not be there, can hold no further file."""
+    there = next((path for path in (Path(place), *Path(place).parents) if path.exists()), None) if place else None
+    if there is None or not hasattr(os, "statvfs"):
+        return False
+    disk = os.statvfs(there)
+    return disk.f_files > 0 and disk.f_favail == 0
 
 
 def _fix(code: int | None, place: str) -> str:
@@ -196,6 +215,8 @@ def _fix(code: int | None, place: str) -> str:
     behind their caches."""
     if place == STANDARD_OUTPUT:
         return _FIX_OF_OUTPUT
+    if code == errno.EIO:
+        return _FIX_OF_DISK
     root = cache_root()
     if code not in (errno.EACCES, errno.EPERM) or not Path(place).is_relative_to(root):
         return _FIX
@@ -229,4 +250,4 @@ def demand_writable(folder: str | os.PathLike[str]) -> None:
             probe.write(b"?")
     except OSError as error:
         place = os.fspath(folder)
-        raise StorageError(_said(error.errno), fix=_fix(error.errno, place), where=place) from error
+        raise StorageError(_said(error.errno, place), fix=_fix(error.errno, place), where=place) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from compile_stage.core import address_space
+from compile_stage.core.cache import flush_tree
 from compile_stage.core.errors import IntegrityError, RemovedError, SourceError, StorageError, UsageError
 from compile_stage.core.events import EventLog
 from compile_stage.core.run_context import open_context
@@ -28,6 +29,49 @@ from compile_stage.registry.mlflow_connection import trouble
 
 def full(place: str = "/disk/file") -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+
+
+def test_a_disk_without_inodes_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: "the disk is full" where `df` shows gigabytes of free space, and nobody looks at `df -i`."""
+    place = str(tmp_path / "gone" / "file")
+    said = storage_error(full(place))
+    assert said is not None
+    assert said.problem == "the disk is full"
+    real = os.statvfs(tmp_path)
+    asked = []
+
+    def used_up(path: Path) -> os.statvfs_result:
+        asked.append(path)
+        return os.statvfs_result((*real[:7], 0, *real[8:]))
+
+    monkeypatch.setattr(os, "statvfs", used_up)
+    said = storage_error(full(place))
+    assert said is not None
+    assert said.problem == "the disk is full of files: it has no free inode (df -i), whatever space is free"
+    assert asked == [tmp_path]
+
+
+def test_a_quota_is_not_called_a_full_disk_alone() -> None:
+    """Broken: "the disk is full" where `df` shows free space, since it is this user's quota."""
+    said = storage_error(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/disk/file"))
+    assert said is not None
+    assert said.problem == f"the disk is full for this user: {os.strerror(errno.EDQUOT)}"
+
+
+def test_a_disk_that_fails_is_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: an NFS server that fails while files are flushed is answered with "free space", and names no file."""
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "entry").write_text("x")
+    monkeypatch.setattr(os, "fsync", fails)
+    said = "it can't be read or written: Input/output error"
+    with pytest.raises(StorageError, match=said) as caught, storage_trouble():
+        flush_tree(tmp_path)
+    assert caught.value.where == str(tmp_path / "entry")
+    assert "free space" not in caught.value.fix
+    assert "dmesg" in caught.value.fix
 
 
 def copy_as_a_library_does() -> None:
