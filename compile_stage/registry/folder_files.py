@@ -37,6 +37,10 @@ def disk_fix(error: OSError) -> str:
         return "give this user the right to read and write there, then run again"
     if error.errno == errno.EROFS:
         return "mount it for writing, then run again"
+    if error.errno == errno.EIO:
+        return (
+            "look at the disk there (the kernel's log: dmesg), or at the server that it is mounted from; then run again"
+        )
     return "free space there, then run again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
 
 

@@ -172,6 +172,7 @@ def test_a_server_of_mlflow_2_is_said_to_be_too_old(monkeypatch: pytest.MonkeyPa
         (errno.ENOSPC, StorageError, "free space where the registry keeps its files"),
         (errno.EROFS, RegistryError, "mount it for writing"),
         (errno.EACCES, RegistryError, "the right to read and write there"),
+        (errno.EIO, RegistryError, "look at the disk there"),
     ],
 )
 def test_what_the_registrys_disk_refuses_says_where_and_what_to_do(
