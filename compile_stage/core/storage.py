@@ -207,7 +207,7 @@ def _lacks_inodes(place: str) -> bool:
     if there is None or not hasattr(os, "statvfs"):
         return False
     disk = os.statvfs(there)
-    return disk.f_files > 0 and disk.f_favail == 0
+    return bool(disk.f_files > 0 and disk.f_favail == 0)
 
 
 def _fix(code: int | None, place: str) -> str:
