@@ -117,6 +117,7 @@ def write_for_exporter(program: ExportedProgram) -> None:
     _write_promoted_differences(program)
     _write_scattered_means(program)
     _write_hamming_windows(program)
+    _write_norms_without_statistics(program)
     _give_attention_heads(program)
     _keep_layouts_of_attention(program)
     program.graph_module.recompile()
@@ -164,6 +165,33 @@ def _write_hamming_windows(program: ExportedProgram) -> None:
                 aten.add.Tensor, (program_graph.call_function(aten.mul.Tensor, (wave, -beta)), alpha)
             )
         use_instead(program, node, window)
+
+
+def _write_norms_without_statistics(program: ExportedProgram) -> None:
+    """Write a `batch_norm` that has no running statistics, by which weights are standardised, as the mean and variance
+    that it takes. The exporter writes ONNX's BatchNormalization in training mode, which runtimes refuse."""
+    import torch
+
+    program_graph, aten = program.graph_module.graph, torch.ops.aten
+    for node in list(program_graph.nodes):
+        if node.target is not aten.batch_norm.default or node.args[3] is not None or node.args[5] is not True:
+            continue
+        given, weight, bias, _, _, _, _, eps = node.args[:8]
+        axes = [axis for axis in range(given.meta["val"].ndim) if axis != 1]
+        channels = [-1 if axis == 1 else 1 for axis in range(len(axes) + 1)]
+        with program_graph.inserting_before(node):
+            mean = program_graph.call_function(aten.mean.dim, (given, axes, True))
+            apart = program_graph.call_function(aten.sub.Tensor, (given, mean))
+            squares = program_graph.call_function(aten.mul.Tensor, (apart, apart))
+            variance = program_graph.call_function(aten.mean.dim, (squares, axes, True))
+            raised = program_graph.call_function(aten.add.Tensor, (variance, eps))
+            scale = program_graph.call_function(aten.sqrt.default, (raised,))
+            normal = program_graph.call_function(aten.div.Tensor, (apart, scale))
+            for factor, operator in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
+                if factor is not None:
+                    each = program_graph.call_function(aten.view.default, (factor, channels))
+                    normal = program_graph.call_function(operator, (normal, each))
+        use_instead(program, node, normal)
 
 
 def _write_own_divisors(program: ExportedProgram) -> None:

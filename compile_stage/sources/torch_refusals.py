@@ -28,6 +28,14 @@ def refuse_program(program: ExportedProgram) -> str | None:
         values.update(node.kwargs)
         if schema.name == "aten::embedding_renorm_":
             return _scaled_table(program, values)
+        if schema.name == "aten::batch_norm" and values["training"] is True and values["running_mean"] is None:
+            if _of_one_row(node):
+                continue
+            return (
+                "its batch_norm takes mean and variance from the batch that it is given (track_running_stats=False, or "
+                "no running statistics), after model.eval() too, so the answer to a row depends on the other rows: "
+                "train it with nn.BatchNorm's default, track_running_stats=True, or with nn.GroupNorm or nn.LayerNorm"
+            )
         training = values.get("training", values.get("train"))
         if training is True and values.get("dropout", values.get("p")) != 0:
             return (
@@ -72,6 +80,13 @@ def refuse_program(program: ExportedProgram) -> str | None:
     if half:
         return f"its tensors {', '.join(half)} are bfloat16, which arrays don't have: log the model in float32"
     return None
+
+
+def _of_one_row(node: Any) -> bool:
+    """Whether what a batch_norm takes its mean of is of one row: a weight [1, channels, ...], which weight
+    standardisation normalises so (the BiT of transformers, timm's StdConv2d), or rows that became channels."""
+    size = node.args[0].meta["val"].shape[0]
+    return isinstance(size, int) and size == 1
 
 
 def refuse_outputs(program: ExportedProgram, module: Any = None) -> str | None:

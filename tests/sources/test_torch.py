@@ -382,6 +382,44 @@ def test_an_average_pool_divides_by_its_own_number(tmp_path: Path, prove: Proof)
     prove(source, {"input": IMAGES}, compliance=PICKLES)
 
 
+class Standardised(torch.nn.Module):
+    """A convolution whose weights are standardised as BiT's are, and a norm of each row's own numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 3, 3, 3))
+        self.scale = torch.nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, image: Any) -> Any:
+        weight = torch.nn.functional.batch_norm(self.weight.reshape(1, 4, -1), None, None, training=True, eps=1e-6)
+        found = torch.nn.functional.conv2d(image, weight.reshape_as(self.weight))
+        rows = found.reshape(1, -1, *found.shape[2:])
+        scale = self.scale.repeat(image.shape[0])
+        normal = torch.nn.functional.batch_norm(rows, None, None, scale, scale - 1, training=True)
+        return normal.reshape(found.shape)
+
+
+def test_standardised_weights_are_no_training_mode(tmp_path: Path, prove: Proof) -> None:
+    """Broken: BiT of transformers and timm's StdConv2d, which normalise their weights by a batch_norm without running
+    statistics, are refused as models in training mode, and told to call eval()."""
+    net = Standardised().eval()
+    images = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
+    signature = infer_signature(images, net(torch.from_numpy(images)).detach().numpy())
+    source = save(tmp_path / "net", net, images, serialization_format="pickle", signature=signature)
+    prove(source, {"image": images}, compliance=PICKLES)
+
+
+def test_a_norm_of_the_whole_batch_is_refused_with_what_helps(tmp_path: Path) -> None:
+    """Broken: a network in eval() with `BatchNorm2d(track_running_stats=False)` is told to call eval()."""
+    net = torch.nn.BatchNorm2d(IMAGES.shape[1], track_running_stats=False).eval()
+    source = save(tmp_path / "net", net, signature=infer_signature(IMAGES, IMAGES))
+    reason = TorchSource().refuse(source, Compliance())
+    assert reason is not None
+    assert "depends on the other rows" in reason
+    assert "track_running_stats=True" in reason
+    assert "call model.eval()" not in reason
+
+
 class Recurrent(torch.nn.Module):
     """Of a sequence the last step's answer, and all states."""
 
