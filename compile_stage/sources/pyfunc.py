@@ -50,6 +50,11 @@ _FLAVORS = {
     "sklearn": "sklearn", "imblearn": "sklearn", "xgboost": "xgboost", "lightgbm": "lightgbm", "catboost": "catboost",
     "keras": "keras", "statsmodels": "statsmodels",
 }  # fmt: skip
+_JAX = ("jax", "jaxlib", "flax", "haiku", "equinox")  # packages of JAX's networks, weights and jitted functions
+_OF_JAX = (
+    "log its function by itself, with the weights bound, where JAX is installed: compile_stage.jax.log_model("
+    "lambda x: net.apply(params, x), name='model', example=x), and do the rest of predict() where it is called"
+)
 _OTHERWISE = "; a model without such a network: log what is inside it with its framework's own flavor"
 
 
@@ -195,6 +200,14 @@ class _Marked:
             self.loaded = load_python_model(Path(source.path))
             model = self.loaded.unwrap_python_model()
         except Exception as error:
+            missing = (getattr(error, "name", None) or "") if isinstance(error, ModuleNotFoundError) else ""
+            if missing.partition(".")[0] in _JAX:
+                raise SourceError(
+                    f"its pyfunc needs {missing}, which is not installed here; a pyfunc is compiled around a PyTorch "
+                    "network alone, and one of JAX is compiled by itself",
+                    fix=_OF_JAX,
+                    where=source.uri,
+                ) from error
             raise SourceError(
                 f"its pyfunc can't be loaded: {type(error).__name__}: {first_line(error)}",
                 fix="install the packages that it was logged with: its requirements.txt names them",
@@ -313,6 +326,14 @@ def _unmarked(source: SourceModel, held: Mapping[str, Any], marked: Sequence[str
             "where it is called",
             where=source.uri,
         )
+    of_jax = next((name for name, value in held.items() if _is_of_jax(value)), None)
+    if not networks and of_jax is not None:
+        return SourceError(
+            f"it marks no network to compile, and a pyfunc is compiled around a PyTorch network alone; self.{of_jax} "
+            f"({type(held[of_jax]).__name__}) is of JAX, which is compiled by itself",
+            fix=_OF_JAX,
+            where=source.uri,
+        )
     if not networks:
         problem = f"it marks no network to compile, and holds no torch.nn.Module as an attribute{_OTHERWISE}"
         return SourceError(problem, where=source.uri)
@@ -326,6 +347,13 @@ def _of_another_framework(held: Mapping[str, Any]) -> tuple[str, Any, str] | Non
         if (flavor := _FLAVORS.get(type(value).__module__.partition(".")[0])) and hasattr(value, "predict"):
             return name, value, flavor
     return None
+
+
+def _is_of_jax(value: Any) -> bool:
+    """Whether it is a network, a jitted function or an array of JAX, or a tree of such arrays."""
+    if isinstance(value, Mapping | list | tuple):
+        return any(_is_of_jax(part) for part in (value.values() if isinstance(value, Mapping) else value))
+    return any(kind.__module__.partition(".")[0] in _JAX for kind in type(value).__mro__)
 
 
 def _parameters(network: Any, example: pyfunc.Example) -> tuple[str, ...]:

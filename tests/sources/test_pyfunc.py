@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from compile_stage.core.provenance import _code_in
 from compile_stage.core.records import Compliance, SourceModel, Target
 from compile_stage.core.records.model import Origin
 from compile_stage.serving.python_model import CompiledNetwork
-from compile_stage.sources.pyfunc import PyfuncSource, _Marked
+from compile_stage.sources.pyfunc import PyfuncSource, _Marked, _unmarked
 
 from .conftest import source_of
 
@@ -213,3 +214,34 @@ def test_a_pyfunc_around_a_model_of_another_framework_names_it(tmp_path: Path) -
     reason = PyfuncSource().refuse(source_of(tmp_path / "model", "python_function"), ALLOWED) or ""
     assert "it holds self.scorer, a model of sklearn (LogisticRegression)" in reason
     assert "mlflow.sklearn.log_model(model.scorer, ...)" in reason
+
+
+@pytest.mark.skipif(importlib.util.find_spec("haiku") is not None, reason="Haiku is installed here")
+def test_a_pyfunc_that_needs_jax_is_told_of_jax_log_model(tmp_path: Path) -> None:
+    """Broken: it is told to install its packages, minutes later that it marks no network, and never of what takes
+    JAX."""
+
+    class Network(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def load_context(self, context):  # type: ignore[no-untyped-def]
+            import haiku
+
+            self.net = haiku.Linear(3)
+
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+            return self.net(model_input)
+
+    mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Network(), pip_requirements=["dm-haiku"])
+    reason = PyfuncSource().refuse(source_of(tmp_path / "model", "python_function"), ALLOWED) or ""
+    assert "its pyfunc needs haiku" in reason
+    assert "compile_stage.jax.log_model(" in reason
+
+
+def test_a_pyfunc_that_holds_weights_of_jax_is_told_of_jax_log_model() -> None:
+    """Broken: a pyfunc around a Flax model or a tree of JAX's arrays is told that it holds no torch.nn.Module."""
+    arrays = type("ArrayImpl", (), {"__module__": "jaxlib._jax"})
+    layer = type("Dense", (type("Module", (), {"__module__": "flax.linen.module"}),), {"__module__": "train"})
+    model = SourceModel(uri="models:/m/1", name="m", version="1", digest="", flavor="python_function", path="")
+    for held in ({"names": ["a"], "params": {"dense": {"kernel": arrays()}}}, {"names": ["a"], "params": layer()}):
+        error = _unmarked(model, held, [])
+        assert "self.params" in error.problem
+        assert "compile_stage.jax.log_model(" in str(error.fix)
