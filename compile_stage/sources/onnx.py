@@ -74,6 +74,7 @@ class OnnxSource(Exporter):
             return "it has no input, so its outputs never change"
         return (
             refuse_types(signature)
+            or _refuse_open_ranks(model, signature)
             or _refuse_scalars(signature)
             or _refuse_names(source, signature, [value.name for value in model.graph.input])
             or _refuse_graph(model, path.parent)
@@ -137,6 +138,26 @@ class OnnxSource(Exporter):
 
     def packages(self) -> Mapping[str, str]:
         return package_versions("onnx", "onnxruntime", "onnx2torch", "torch")
+
+
+def _refuse_open_ranks(model: ModelProto, signature: Signature) -> str | None:
+    """The reason where the graph says nothing of the shape of an input or output, not even how many axes it has."""
+    read = {spec.name for spec in signature.inputs}
+    for number, value in enumerate(model.graph.input):
+        tensor = value.type.tensor_type
+        if value.name in read and not tensor.HasField("shape"):
+            return (
+                f"the graph declares no shape of its input {value.name!r}, so nobody can tell its axes: "
+                f"model.graph.input[{number}].CopyFrom(onnx.helper.make_tensor_value_info({value.name!r}, "
+                f"{tensor.elem_type}, ['batch', 8])), with its own sizes behind 'batch', and log it again"
+            )
+    for value in model.graph.output:
+        if not value.type.tensor_type.HasField("shape"):
+            return (
+                f"the graph declares no shape of its output {value.name!r}: log onnx.shape_inference.infer_shapes("
+                "model), which fills it in where it can be told from the graph"
+            )
+    return None
 
 
 def _refuse_scalars(signature: Signature) -> str | None:

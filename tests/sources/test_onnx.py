@@ -262,6 +262,23 @@ def test_types_that_arrays_have_not_are_refused(tmp_path: Path, kind: str) -> No
     assert "'x' is " in str(OnnxSource().refuse(save(tmp_path / "model", model), Compliance()))
 
 
+def test_a_graph_without_shapes_is_refused_with_what_helps(tmp_path: Path, prove: Proof) -> None:
+    """Broken: an input whose shape the graph leaves out was called a scalar, and an output without one ended the run,
+    not the plan, with "no valid ONNX: Field 'shape' of 'type' is required but missing". What is advised helps."""
+    model = linear()
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.ClearField("shape")
+    reason = str(OnnxSource().refuse(save(tmp_path / "neither", model), Compliance()))
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])
+    assert "declares no shape of its input 'x'" in reason
+    assert "model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info('x', 1, ['batch', 8]))" in reason
+    model.graph.input[0].CopyFrom(given)
+    reason = str(OnnxSource().refuse(save(tmp_path / "input", model), Compliance()))
+    assert "declares no shape of its output 'y': log onnx.shape_inference.infer_shapes(model)" in reason
+    source = save(tmp_path / "both", onnx.shape_inference.infer_shapes(model))
+    prove(source, {"x": np.ones((3, 3), np.float32)})
+
+
 def test_a_scalar_input_is_refused_with_what_helps(tmp_path: Path) -> None:
     """Broken: "the model takes batches of 1 only", and with those "the array has the shape [batch], and [batch] is
     wanted"."""
