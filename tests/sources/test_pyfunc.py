@@ -216,6 +216,24 @@ def test_a_pyfunc_around_a_model_of_another_framework_names_it(tmp_path: Path) -
     assert "mlflow.sklearn.log_model(model.scorer, ...)" in reason
 
 
+def test_a_pyfunc_whose_own_code_fails_is_not_told_to_install_packages(tmp_path: Path) -> None:
+    """Broken: where load_context fails by a fault of its own, or for a file that is gone, its packages are blamed."""
+
+    class Network(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def load_context(self, context):  # type: ignore[no-untyped-def]
+            raise FileNotFoundError("weights.pt")
+
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+            return model_input
+
+    mlflow.pyfunc.save_model(str(tmp_path / "model"), python_model=Network(), pip_requirements=["numpy"])
+    with pytest.raises(SourceError) as caught:
+        _Marked(source_of(tmp_path / "model", "python_function"))
+    assert "FileNotFoundError: weights.pt" in caught.value.problem
+    assert "mlflow.pyfunc.load_model" in str(caught.value.fix)
+    assert "install" not in str(caught.value.fix)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("haiku") is not None, reason="Haiku is installed here")
 def test_a_pyfunc_that_needs_jax_is_told_of_jax_log_model(tmp_path: Path) -> None:
     """Broken: it is told to install its packages, minutes later that it marks no network, and never of what takes
