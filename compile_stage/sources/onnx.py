@@ -155,7 +155,7 @@ def _refuse_open_ranks(model: ModelProto, signature: Signature) -> str | None:
         if not value.type.tensor_type.HasField("shape"):
             return (
                 f"the graph declares no shape of its output {value.name!r}: log onnx.shape_inference.infer_shapes("
-                "model), which fills it in where it can be told from the graph"
+                "model), which fills it in where it follows from the graph"
             )
     return None
 

@@ -212,7 +212,7 @@ class _Marked:
                 f"its pyfunc can't be loaded: {type(error).__name__}: {first_line(error)}",
                 fix="install the packages that it was logged with: its requirements.txt names them"
                 if isinstance(error, ImportError | AttributeError)  # of a package that is absent, or of another version
-                else "load it with mlflow.pyfunc.load_model, which shows the line: mend that, and log it again (what "
+                else "load it with mlflow.pyfunc.load_model, which shows the line: fix that, and log it again (what "
                 "it needs must be among its artifacts, since a worker of the stage may not use the network)",
                 where=source.uri,
             ) from error
