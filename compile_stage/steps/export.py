@@ -46,7 +46,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "python": python_version() if compliance.allow_pickle else "",  # a pickle may hold bytecode
     }
     stored = context.cached(
-        "inspect/18",
+        "inspect/19",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -114,7 +114,7 @@ def _unsupported(source: SourceModel) -> SourceError:
     )
 
 
-_STEPS = {"onnx": ("export/16", "export"), "torch-export": ("export-program/12", "export_program")}
+_STEPS = {"onnx": ("export/17", "export"), "torch-export": ("export-program/12", "export_program")}
 """Form → its step, and the worker's call. The files of any other form are for the shapes that a target asks for."""
 
 
