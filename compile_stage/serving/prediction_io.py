@@ -319,8 +319,8 @@ def _texts(array: Array, spec: TensorSpec, fill: Mapping[str, str] | None = None
     if not all(isinstance(value, str) for value in texts.ravel()):
         if fill and (kind := next(filter(None, map(missing_kind, texts.ravel())), None)):
             raise InputRefusedError(
-                f"input {spec.name!r} holds a missing text as {kind}, which the original does not take: send "
-                f"{' or '.join(fill)} in its place, or a text"
+                f"input {spec.name!r} holds a missing text as {kind}, which this model does not take: send a text in "
+                f"its place, or {' or '.join(fill)} where the original answers the same to that"
             )
         if all(isinstance(value, str) or missing_kind(value) for value in texts.ravel()):
             raise InputRefusedError(

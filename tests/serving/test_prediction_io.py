@@ -73,7 +73,9 @@ def test_a_missing_text_is_filled_in_as_the_original_fills_in_its_kind() -> None
     frame = pd.DataFrame({"t": pd.Series(["Oslo", np.nan, None], dtype=object)})
     assert to_batch(frame, signature, how)["t"].ravel().tolist() == ["Oslo", "Rome", ""]
     assert frame["t"].isna().sum() == 2, "the caller's own frame was changed"
-    with pytest.raises(InputRefusedError, match="missing text as NA, which the original does not take: send NaN or No"):
+    with pytest.raises(
+        InputRefusedError, match="as NA, which this model does not take: send a text in its place, or NaN or None w"
+    ):
         to_batch(frame.assign(t=[pd.NA] * 3), signature, how)
     with pytest.raises(InputRefusedError, match="must be text, and holds 3"):
         to_batch(pd.DataFrame({"t": pd.Series(["Oslo", 3], dtype=object)}), signature, how)

@@ -991,7 +991,7 @@ def test_missing_texts_are_filled_in_as_by_the_original(
         else:
             with pytest.raises(ValueError, match="unknown categories"):
                 model.predict(frame)
-            with pytest.raises(InputRefusedError, match="missing text as None, which the original does not take: send"):
+            with pytest.raises(InputRefusedError, match="missing text as None, which this model does not take: send"):
                 to_batch(frame, made.signature, how)
     example = SklearnSource().example(source)
     assert example is not None
