@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,6 @@ def _unsupported(source: SourceModel) -> SourceError:
     )
 
 
-_STEPS = {"onnx": ("export/17", "export"), "torch-export": ("export-program/12", "export_program")}
-"""Form → its step, and the worker's call. The files of any other form are for the shapes that a target asks for."""
-
-
 def export(context: Context, worker: Worker, source: SourceModel, target: Target, jobs: Sequence[Job]) -> PortableModel:
     """The source as ONNX, for what a target asks for. Where it has no ONNX: as StableHLO, if it is given so, or as a
     PyTorch program, if that is what one of the jobs, all of this target, starts from.
@@ -153,14 +149,19 @@ def other_forms(
 
 
 def _in_form(form: str, context: Context, worker: Worker, source: SourceModel, target: Target) -> PortableModel:
-    made_by = plugins.cache_identity("sources", source.flavor)
-    key: dict[str, Any] = {"source": source.identity, "shapes": target.shapes, "made_by": made_by}
-    given: dict[str, Any] = {"source": source, "shapes": target.shapes}
-    step, call = _STEPS.get(form, (f"export-{form}/1", "export_for"))
-    if form not in _STEPS:
+    shapes, made_by = target.shapes, plugins.cache_identity("sources", source.flavor)
+    key: dict[str, Any] = {"source": source.identity, "shapes": shapes, "made_by": made_by}
+
+    def made(call: str, **given: Any) -> Callable[[Path], Any]:
+        return lambda into: _relative(worker.call(call, source=source, **given, into=str(into)), into)
+
+    if form == "onnx":
+        stored = context.cached("export/17", "", key, made("export", shapes=shapes))
+    elif form == "torch-export":
+        stored = context.cached("export-program/12", "", key, made("export_program", shapes=shapes))
+    else:  # its files are for the shapes that the target asks for
         key["batch_sizes"] = target.batch_sizes
-        given = {"form": form, "source": source, "target": target}
-    stored = context.cached(step, "", key, lambda into: _relative(worker.call(call, **given, into=str(into)), into))
+        stored = context.cached(f"export-{form}/1", "", key, made("export_for", form=form, target=target))
     model: PortableModel = revive(PortableModel, stored.value)
     return replace(model, path=str(Path(stored.path) / model.path))
 
