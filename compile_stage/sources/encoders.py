@@ -40,16 +40,8 @@ def refuse_rounded(estimator: Any) -> str | None:
 
 
 def refuse_dropped(estimator: Any) -> str | None:
-    """The reason when an encoder puts rare categories together and also drops one, or (OrdinalEncoder) knows missing
-    ones: skl2onnx converts neither."""
+    """The reason when an encoder both drops a category and puts rare ones together, which skl2onnx does not convert."""
     for part in parts(estimator):
-        missing = getattr(part, "fitted_missing_indices_", None) or getattr(part, "_missing_indices", None)
-        if missing and getattr(part, "_infrequent_enabled", False):
-            return (
-                f"skl2onnx converts no {type(part).__name__} that was fitted on missing values and puts rare ones "
-                "together: fill them in before it, as SimpleImputer(strategy='constant', fill_value='missing') does, "
-                "or leave out its min_frequency and max_categories"
-            )
         rare = getattr(part, "infrequent_categories_", None) if type(part).__name__ == "OneHotEncoder" else None
         if rare is not None and part.drop is not None and any(values is not None for values in rare):
             return (

@@ -23,18 +23,12 @@ _CATEGORIES = {"NaN": "\ue000NaN", "None": "\ue000None"}
 
 
 def name_missing(estimator: Any) -> Any:
-    """The estimator, whose encoders know a text of ours in the place of a missing one that they were fitted on.
-    skl2onnx would write the text "nan" or "None", which the original takes for one that it does not know.
-
-    An OrdinalEncoder gives NaN a number of its own (`encoded_missing_value`), and our text the next number, as its
-    graph does: `find_fills` compares the two, and fills in only what gives the same.
-    """
+    """The estimator, whose one-hot encoders know a text of ours in the place of a missing one that they were fitted on.
+    skl2onnx would write the text "nan" or "None", which the original takes for one that it does not know."""
     for part in _encoders(estimator):
         named = [_named(values) for values in part.categories_]
         if any(new is not old for new, old in zip(named, part.categories_, strict=True)):
             part.fitted_categories_, part.categories_ = part.categories_, named
-            if hasattr(part, "_missing_indices"):
-                part.fitted_missing_indices_, part._missing_indices = part._missing_indices, {}
     return estimator
 
 
@@ -44,15 +38,11 @@ def as_fitted(estimator: Any) -> Iterator[None]:
     changed = [(part, part.categories_) for part in _encoders(estimator) if hasattr(part, "fitted_categories_")]
     for part, _ in changed:
         part.categories_ = part.fitted_categories_
-        if hasattr(part, "fitted_missing_indices_"):
-            part._missing_indices = part.fitted_missing_indices_
     try:
         yield
     finally:
         for part, named in changed:
             part.categories_ = named
-            if hasattr(part, "fitted_missing_indices_"):
-                part._missing_indices = {}
 
 
 def find_fills(estimator: Any, rows: Any, texts: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -124,8 +114,7 @@ def convert_text_imputer(scope: Any, operator: Any, container: Any) -> None:
 
 
 def _encoders(estimator: Any) -> list[Any]:
-    kinds = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
-    found = (part for part in parts(estimator) if type(part).__name__ in kinds)
+    found = (part for part in parts(estimator) if type(part).__name__ == "OneHotEncoder")
     return [part for part in found if hasattr(part, "categories_")]
 
 

