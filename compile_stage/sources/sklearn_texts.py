@@ -23,7 +23,7 @@ _CATEGORIES = {"NaN": "\ue000NaN", "None": "\ue000None"}
 
 
 def name_missing(estimator: Any) -> Any:
-    """The estimator, whose one-hot encoders know a text of ours in the place of a missing one that they were fitted on.
+    """The estimator, whose encoders know a text of ours in the place of a missing one that they were fitted on.
     skl2onnx would write the text "nan" or "None", which the original takes for one that it does not know."""
     for part in _encoders(estimator):
         named = [_named(values) for values in part.categories_]
@@ -114,7 +114,8 @@ def convert_text_imputer(scope: Any, operator: Any, container: Any) -> None:
 
 
 def _encoders(estimator: Any) -> list[Any]:
-    found = (part for part in parts(estimator) if type(part).__name__ == "OneHotEncoder")
+    kinds = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
+    found = (part for part in parts(estimator) if type(part).__name__ in kinds)
     return [part for part in found if hasattr(part, "categories_")]
 
 
