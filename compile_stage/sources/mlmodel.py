@@ -260,7 +260,7 @@ def name_tensors(raw: Any, signature: Signature, *, as_given: bool = False) -> B
         values = raw
     elif len(specs) == 1:
         single = raw[0] if isinstance(raw, list | tuple) and len(raw) == 1 and np.ndim(raw[0]) > 0 else raw
-        values = [single.to_numpy() if hasattr(single, "to_numpy") else single]
+        values = [_matrix(single) if hasattr(single, "to_numpy") else single]
     else:
         return None
     return {
@@ -269,6 +269,14 @@ def name_tensors(raw: Any, signature: Signature, *, as_given: bool = False) -> B
         else np.asarray(value, dtype=object if spec.dtype == "str" else spec.dtype)
         for spec, value in zip(specs, values, strict=True)
     }
+
+
+def _matrix(frame: Any) -> Any:
+    """A data frame, or series, as an array. Of truth values beside numbers pandas makes objects, whose type says nothing
+    of the numbers': so these are 0 and 1 there."""
+    if hasattr(frame, "columns") and frame.dtypes.nunique() > 1:
+        frame = frame.astype({name: "uint8" for name, kind in frame.dtypes.items() if kind == "bool"})
+    return frame.to_numpy()
 
 
 def _of_tensors(specs: Sequence[Mapping[str, Any]]) -> bool:

@@ -1,8 +1,8 @@
 """OrdinalEncoder and TargetEncoder.
 
-skl2onnx's graph of a missing category has its number in the order of categories, and not `encoded_missing_value`: NaN by
-default, by which trees and imputers know a missing number. In columns of numbers it takes each NaN for an unknown one,
-since ONNX Runtime's LabelEncoder finds no NaN.
+skl2onnx's graph of a missing category has its number in the order of categories, and not `encoded_missing_value`: NaN
+by default, by which trees and imputers know a missing number. In columns of numbers it takes each NaN for an unknown
+one, since ONNX Runtime's LabelEncoder finds no NaN.
 """
 
 from __future__ import annotations
