@@ -125,7 +125,7 @@ def ask_answer(
         given = np.float64 if as_given and not tabular.is_given_float32(source) else np.float32
         try:
             return np.asarray(ask(as_frame([np.zeros((2, int(inputs[0].shape[1])), given)])))
-        except ValueError as error:  # an encoder that knows no 0
+        except (ValueError, TypeError) as error:  # an encoder that knows no 0, or a step that takes no other type
             example = mlmodel.named_example(source, signature, as_given=True)
             if example is None:
                 raise SourceError(
@@ -134,7 +134,14 @@ def ask_answer(
                     where=source.uri,
                 ) from error
             as_frame = framer(estimator, signature, source, as_given=True)
-            return np.asarray(ask(as_frame(list(example.values()))))
+            try:
+                return np.asarray(ask(as_frame(list(example.values()))))
+            except (ValueError, TypeError) as of_example:
+                raise SourceError(
+                    f"it refuses rows of zeros, and its own input example: {first_line(of_example)}",
+                    fix="log it with input_example=..., some rows that it takes",
+                    where=source.uri,
+                ) from of_example
 
 
 def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorSpec, ...]:

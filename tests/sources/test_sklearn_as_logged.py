@@ -13,6 +13,7 @@ import pytest
 from sklearn.base import clone, is_classifier
 from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer
+from sklearn.decomposition import NMF
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
@@ -22,7 +23,7 @@ from compile_stage.core.records import Compliance, SourceModel
 from compile_stage.serving.prediction_io import from_outputs, to_batch
 from compile_stage.sources.sklearn import SklearnSource
 
-from .conftest import Proof, run_onnx, save_pickled
+from .conftest import Proof, run_onnx, save_pickled, source_of
 
 PICKLES = Compliance(allow_pickle=True)
 X, Y = load_breast_cancer(return_X_y=True, as_frame=True)
@@ -106,3 +107,27 @@ def test_the_samplers_of_imbalanced_learn_are_passed_over(tmp_path: Path, prove:
     made = prove(source, {"X": X.to_numpy(np.float32)}, sizes=(1,), compliance=PICKLES, rtol=1e-4)
     label = run_onnx(made, {"X": X.to_numpy(np.float32)})["label"]
     np.testing.assert_array_equal(label, mlflow.pyfunc.load_model(source.path).predict(X))
+
+
+def test_a_step_that_takes_no_float32_is_refused_as_what_has_no_converter(tmp_path: Path) -> None:
+    """Broken: scikit-learn's own TypeError, with a traceback: an NMF takes numbers in the type of its fit alone."""
+    frame = X[COLUMNS[:4]]
+    model = make_pipeline(NMF(2, max_iter=50), Ridge()).fit(frame, Y)
+    reason = SklearnSource().refuse(save(tmp_path / "model", model, frame), PICKLES) or ""
+    assert "NMF has no converter to ONNX" in reason
+
+
+def test_an_example_that_the_model_refuses_is_named(tmp_path: Path) -> None:
+    """Broken: scikit-learn's own ValueError, with a traceback."""
+    frame = pd.DataFrame({"shop": np.arange(1, 401) % 5 + 1, "size": np.ones(400)})
+    model = make_pipeline(OneHotEncoder(), Ridge()).fit(frame, frame["shop"])
+    mlflow.sklearn.save_model(
+        model,
+        tmp_path / "model",
+        signature=mlflow.models.infer_signature(frame, model.predict(frame)),
+        input_example=frame[:5].assign(shop=9),
+        serialization_format="cloudpickle",
+        pip_requirements=["scikit-learn"],
+    )
+    reason = SklearnSource().refuse(source_of(tmp_path / "model", "sklearn"), PICKLES) or ""
+    assert "it refuses rows of zeros, and its own input example: Found unknown categories" in reason
