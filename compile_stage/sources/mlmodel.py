@@ -272,8 +272,8 @@ def name_tensors(raw: Any, signature: Signature, *, as_given: bool = False) -> B
 
 
 def _matrix(frame: Any) -> Any:
-    """A data frame, or series, as an array. Of truth values beside numbers pandas makes objects, whose type says nothing
-    of the numbers': so these are 0 and 1 there."""
+    """A data frame, or series, as an array. Of truth values beside numbers pandas makes objects, whose type says
+    nothing of the numbers': so these are 0 and 1 there."""
     if hasattr(frame, "columns") and frame.dtypes.nunique() > 1:
         frame = frame.astype({name: "uint8" for name, kind in frame.dtypes.items() if kind == "bool"})
     return frame.to_numpy()

@@ -114,7 +114,7 @@ def sample(context: Context, worker: Worker, source: SourceModel, role: str, req
                 into.mkdir()
         return prepare(into, source)
 
-    stored = context.cached("sample/6", role, key, make)
+    stored = context.cached("sample/7", role, key, make)
     chosen: SampleSet = replace(revive(SampleSet, stored.value), path=stored.path, source=spec.source)
     if role == "validation" and spec.groups is not None and chosen.real and not chosen.groups:
         word = "queries" if spec.whole_groups else "groups"

@@ -1,4 +1,4 @@
-"""OrdinalEncoder and TargetEncoder that were fitted on columns with missing values, texts or numbers."""
+"""Encoders that were fitted on columns with missing values, texts or numbers, or put rare categories together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.compose import ColumnTransformer
+from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OrdinalEncoder, TargetEncoder
+from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, TargetEncoder
 
 from compile_stage.core.records import Compliance
 from compile_stage.serving.prediction_io import from_outputs, to_batch
@@ -84,3 +85,41 @@ def test_a_target_of_several_classes_has_a_column_for_each(tmp_path: Path) -> No
     asked = pd.DataFrame({"city": pd.Series(["None", "Basel", *CITIES, None], dtype=object), "size": 0.1})
     found = run_onnx(made, to_batch(asked, made.signature, how))["probabilities"]
     np.testing.assert_allclose(found, model.predict_proba(asked), atol=1e-5)
+
+
+MISSED = pd.DataFrame({"shop": [np.nan, 1.0, 2.0, 2.0, 3.0] * 40, "day": [5.0, 6.0] * 100})
+
+
+@pytest.mark.parametrize("columns", [["shop"], ["shop", "day"]], ids=["one column", "two"])
+@pytest.mark.parametrize("rare", [None, 50], ids=["each", "rare ones together"])
+@pytest.mark.parametrize("unknown", ["ignore", "infrequent_if_exist", "error"])
+def test_a_missing_number_is_a_category_of_a_one_hot_encoder(
+    tmp_path: Path, unknown: Any, rare: int | None, columns: list[str]
+) -> None:
+    """Broken: the model is refused, by "cannot convert float NaN to integer"."""
+    encoder = OneHotEncoder(handle_unknown=unknown, min_frequency=rare)
+    model = make_pipeline(make_column_transformer((encoder, columns), remainder="passthrough"), Ridge())
+    model.fit(MISSED, MISSED["shop"].fillna(7) ** 2)
+    source = save_pickled(tmp_path / "model", model, MISSED)
+    assert SklearnSource().refuse(source, PICKLES) is None
+    made = SklearnSource().export(source, {}, tmp_path / "made")
+    shops = [np.nan, 1.0, 2.0, 3.0] + ([] if unknown == "error" else [2.5, 9.0, -0.0])
+    asked = pd.DataFrame({"shop": shops, "day": 5.0})
+    found = run_onnx(made, {"X": asked.to_numpy(np.float32)})["prediction"]
+    np.testing.assert_allclose(found, model.predict(asked), rtol=1e-5)
+
+
+@pytest.mark.parametrize("unknown", ["ignore", "infrequent_if_exist", "error"])
+def test_rare_texts_of_one_column_are_put_together(tmp_path: Path, unknown: Any) -> None:
+    """Broken: the model is refused, by skl2onnx's "Infrequent categories are not implemented"."""
+    frame = pd.DataFrame({"city": ["Bern", "Bern", "Bern", "Chur", "Zug"] * 40, "size": np.arange(200.0)})
+    encoder = OneHotEncoder(handle_unknown=unknown, min_frequency=50)
+    model = make_pipeline(make_column_transformer((encoder, ["city"]), remainder="passthrough"), Ridge())
+    model.fit(frame, frame["city"].str.len())
+    source = save_pickled(tmp_path / "model", model, frame)
+    assert SklearnSource().refuse(source, PICKLES) is None
+    made = SklearnSource().export(source, {}, tmp_path / "made")
+    cities = ["Bern", "Chur", "Zug"] + ([] if unknown == "error" else ["Basel", ""])
+    asked = pd.DataFrame({"city": pd.Series(cities, dtype=object), "size": 1.0})
+    batch = {"city": asked[["city"]].to_numpy(object), "size": asked[["size"]].to_numpy(np.float32)}
+    np.testing.assert_allclose(run_onnx(made, batch)["prediction"], model.predict(asked), rtol=1e-5)
