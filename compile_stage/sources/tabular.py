@@ -275,6 +275,11 @@ def _repair_node(model: ModelProto, raw: str, spec: TensorSpec, repair: Repair) 
     if repair == "number":
         return helper.make_node("Cast", [raw], [spec.name], name=name, to=TensorProto.FLOAT)
     if spec.dtype == "bool":  # ONNX classifiers answer with integers
+        if repair == "flatten":
+            _constant(model, "flat", [-1])
+            flat = f"{spec.name}_flat"
+            model.graph.node.append(helper.make_node("Reshape", [raw, "flat"], [flat], name=flat))
+            raw = flat
         return helper.make_node("Cast", [raw], [spec.name], name=name, to=TensorProto.BOOL)
     if repair == "flatten":
         _constant(model, "flat", [-1])

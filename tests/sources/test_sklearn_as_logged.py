@@ -15,6 +15,7 @@ from sklearn.compose import make_column_transformer
 from sklearn.datasets import load_breast_cancer
 from sklearn.decomposition import NMF
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+from sklearn.multiclass import OneVsOneClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.tree import DecisionTreeRegressor
@@ -131,3 +132,11 @@ def test_an_example_that_the_model_refuses_is_named(tmp_path: Path) -> None:
     )
     reason = SklearnSource().refuse(source_of(tmp_path / "model", "sklearn"), PICKLES) or ""
     assert "it refuses rows of zeros, and its own input example: Found unknown categories" in reason
+
+
+def test_truth_values_of_one_class_against_one_have_one_axis(tmp_path: Path, prove: Proof) -> None:
+    """Broken: labels that are truth values came as [batch, 1], where the original answers [batch]."""
+    frame = X[COLUMNS[:4]].astype(np.float32)
+    model = OneVsOneClassifier(LogisticRegression()).fit(frame, Y == 1)
+    source = save(tmp_path / "model", model, frame)
+    prove(source, {"X": frame.to_numpy()}, compliance=PICKLES)
