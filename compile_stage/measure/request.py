@@ -38,6 +38,8 @@ class MeasurementRequest:
         drop_behind: Where given, whoever is far slower than another that holds these gates (on size and memory) is
             dropped after a first pair of rounds, and its measurement says so.
         overtime: Times the seconds that rounds may take where there are too few of them.
+        left_s: Seconds for the rounds, where `budget.minutes` leaves less than the above. How many they are is another
+            number in each run, and such a measurement is kept all the same.
         holds: Where given, whether a candidate's gates hold by the last timing of what is known of it, None while one
             is open: who is slower beyond doubt than one whose gates hold leaves the rounds when its own are decided
             (`measure.leaving`). None where everybody stays to the end.
@@ -62,6 +64,7 @@ class MeasurementRequest:
     decided: Callable[[str, Measurement], bool] = _any
     drop_behind: tuple[Gate, ...] | None = None
     overtime: float = OVERTIME
+    left_s: float | None = None
     holds: Callable[[str, Measurement], bool | None] | None = None
     starts: int | None = None
     more: Callable[[Mapping[str, Measurement]], tuple[Mapping[str, Artifact], Proof | None]] | None = None

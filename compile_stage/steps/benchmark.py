@@ -69,7 +69,7 @@ class CandidatesRequest:
 
     Attributes:
         proof: What the answers are compared with that are given while they are timed.
-        seconds: For the rounds.
+        seconds: For the rounds: the policy's `budget.measure_seconds`, or what `budget.minutes` leaves of it.
         overtime: Times that, where there are too few rounds.
         try_settings: Of contenders: the same artifacts with settings that are tried unasked. They join the later
             starts.
@@ -104,7 +104,7 @@ def benchmark_candidates(
         validated.update(more)
         return more, wanted.proof.and_of(joined.candidates)
 
-    target = target_policy.target
+    target, budget = target_policy.target, plan.policy.budget
     gates = target_policy.performance
     holding = tuple(gate for gate in gates if gate.metric in ("size_mb", "memory_mb"))
     drop_behind = holding if target_policy.prunes_slow else None
@@ -119,8 +119,9 @@ def benchmark_candidates(
         label=target.name,
         samples=wanted.samples,
         target=target,
-        budget=replace(plan.policy.budget, measure_seconds=wanted.seconds),
+        budget=budget,
         overtime=wanted.overtime,
+        left_s=wanted.seconds if wanted.seconds < budget.measure_seconds or wanted.overtime < OVERTIME else None,
         seed=plan.policy.data.seed,
         min_calls=calls_needed(gates),
         decided=decided,
@@ -307,7 +308,8 @@ def _benchmark(
     starts = 1 if request.first_look else request.starts or MORE_PROCESSES
 
     def measure(asked: MeasurementRequest) -> dict[str, Measurement]:
-        schedule = Schedule(request.budget.measure_seconds, starts=starts)
+        left_s = request.left_s
+        schedule = Schedule(request.budget.measure_seconds if left_s is None else left_s, starts=starts)
         measuring = ProcessStarts(context, asked, dict(models), schedule)
         measured = measuring.measure()
         if measuring.failures:
@@ -319,9 +321,17 @@ def _benchmark(
         # A baseline that its threads held up leaves each speedup open.
         return held_up(measured[BASELINE]) is None and all(request.decided(name, measured[name]) for name in artifacts)
 
+    def kept(key: Mapping[str, Any]) -> Mapping[str, Measurement]:
+        stored = context.cache.read(_STEP, cache_key(key))
+        return revive(Mapping[str, Measurement], stored.value) if stored is not None else {}
+
     key = _key(context, baseline, artifacts, request)
-    stored = context.cache.read(_STEP, cache_key(key))
-    before = revive(Mapping[str, Measurement], stored.value) if stored is not None else {}
+    if request.left_s is not None and not context.remeasure:
+        # One that had all of its time is the better one, unless it would be made anew.
+        whole = _key(context, baseline, artifacts, replace(request, left_s=None, overtime=OVERTIME))
+        if (known := kept(whole)) and decided(known):
+            key = whole
+    before = kept(key)
     tries = max((measurement.tries for measurement in before.values()), default=0)
     is_open = bool(before) and not decided(before)
 
@@ -378,7 +388,7 @@ def _key(
         "min_calls": request.min_calls,
         "hardware": context.hardware,
         "drop_behind": request.drop_behind,
-        "overtime": request.overtime,
+        "overtime": request.overtime if request.left_s is None else None,
         "leaving": request.holds is not None,
         "starts": request.starts,
         "first_look": request.first_look,

@@ -653,6 +653,21 @@ def test_remeasure_measures_and_replaces_what_the_cache_has(tmp_path: Path) -> N
     assert later.measurements == fresh.measurements
 
 
+def test_a_measurement_that_the_budget_cut_short_is_kept_however_short_it_was(tmp_path: Path) -> None:
+    """Broken: with a small `budget.minutes` each run measures everything anew, since each has another time left; or it
+    takes one that was cut short for one that had all of its time, or the other way round."""
+    cut = measure(tmp_path, FakeEngine(0.001), left_s=2.5)
+    later = measure(tmp_path, FakeEngine(0.001), left_s=2.25)
+    assert (cut.cached, later.cached) == (False, True)
+    assert later.measurements == cut.measurements
+    whole = measure(tmp_path, FakeEngine(0.001))
+    assert not whole.cached
+    assert measure(tmp_path, FakeEngine(0.001), left_s=2.0).measurements == whole.measurements
+    assert measure(tmp_path, FakeEngine(0.001)).measurements == whole.measurements
+    assert not measure(tmp_path, FakeEngine(0.001), left_s=2.0, remeasure=True).cached
+    assert measure(tmp_path, FakeEngine(0.001)).measurements == whole.measurements, "replaced by a shorter one"
+
+
 def test_who_answered_otherwise_while_it_was_timed_fails_in_later_runs_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -229,6 +229,7 @@ STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
                 replace(REQUEST, first_look=True),
                 replace(REQUEST, baseline_threads=4),
                 replace(REQUEST, overtime=REQUEST.overtime + 1),
+                replace(REQUEST, left_s=3.0),
                 replace(REQUEST, target=replace(target(), generation=Generation(new_tokens=7))),
                 replace(REQUEST, drop_behind=(COSINE,)),
                 *(replace(REQUEST, proof=proof) for proof in PROOFS),
