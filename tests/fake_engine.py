@@ -45,7 +45,7 @@ class Scenario:
         effects: Node → how much of a scheme's error goes away when it stays in higher precision.
         factor: Of every latency of a candidate, by its backend's options.
         calls: (function, scheme name) → how often it was called.
-        sharing: Names of the workers that were said to share the cores with others.
+        sharing: By a worker's name, whether it was said to share the cores with others.
         key: Its own, for a cache that no other scenario uses.
     """
 
@@ -55,7 +55,7 @@ class Scenario:
     effects: dict[str, float] = field(default_factory=dict)
     factor: Callable[[Mapping[str, Any]], float] = lambda options: 1.0
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sharing: set[str] = field(default_factory=set)
+    sharing: dict[str, bool] = field(default_factory=dict)
     key: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -71,8 +71,7 @@ class FakeEngine:
 
     @contextmanager
     def worker(self, name: str, limits: WorkerLimits) -> Iterator[Worker]:
-        if limits.shares_cores:
-            self.scenario.sharing.add(name)
+        self.scenario.sharing[name] = limits.shares_cores
         yield FakeWorker(self.scenario)
 
     def max_parallel(self, memory_bytes: int) -> int:

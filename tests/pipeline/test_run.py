@@ -100,7 +100,11 @@ def test_only_jobs_beside_others_share_the_cores(stage: Stage) -> None:
     both, one = Scenario(latency_s=FAST_INT8), Scenario(latency_s=FAST_INT8)
     stage(both, policy(), INT8, FP32)
     stage(one, policy(), FP32)
-    assert (both.sharing, one.sharing) == ({INT8.id, FP32.id}, set())
+    of_jobs = both.sharing.keys() & {INT8.id, FP32.id}  # on a busy machine the second may be given the first's worker
+    assert of_jobs
+    assert {name for name, shares in both.sharing.items() if shares} == of_jobs
+    assert FP32.id in one.sharing
+    assert not any(one.sharing.values())
 
 
 def test_a_second_run_finds_everything_in_the_cache(stage: Stage, context: Callable[[Scenario], Context]) -> None:
