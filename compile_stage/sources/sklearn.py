@@ -17,7 +17,8 @@ from compile_stage.core.ports import Exporter, Session
 from compile_stage.core.records import Compliance, PortableModel, ShapeRange, SourceModel, Target
 from compile_stage.core.shapes import demand_shapes
 from compile_stage.core.tensors import Signature
-from compile_stage.sources import encoders, graph, mlmodel, saved, tabular
+from compile_stage.sources import graph, mlmodel, saved, tabular
+from compile_stage.sources.known_categories import known_categories, refuse_dropped, refuse_rounded
 from compile_stage.sources.session import SourceSession
 from compile_stage.sources.sklearn_agreement import refuse_answers
 from compile_stage.sources.sklearn_boosters import BOOSTERS, refuse_boosters
@@ -124,7 +125,7 @@ class SklearnSource(Exporter):
 
     def categories(self, source: SourceModel) -> Mapping[str, Mapping[int, Sequence[Any]]]:
         estimator = _load(source)
-        known = encoders.known_categories(estimator)
+        known = known_categories(estimator)
         if not known:
             return {}
         signature = read_signature(estimator, source)
@@ -218,7 +219,7 @@ def _refuse_estimator(estimator: Any, source: SourceModel) -> str | None:
         return reason
     if reason := refuse_decisions(estimator):
         return reason
-    if reason := encoders.refuse_rounded(estimator) or encoders.refuse_dropped(estimator):
+    if reason := refuse_rounded(estimator) or refuse_dropped(estimator):
         return reason
     if reason := refuse_calibration(estimator) or refuse_boosters(estimator):
         return reason

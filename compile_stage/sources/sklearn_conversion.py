@@ -12,7 +12,7 @@ from typing import Any
 from compile_stage.core.errors import SourceError, first_line
 from compile_stage.core.records import SourceModel
 from compile_stage.core.tensors import Signature
-from compile_stage.sources import encoders, mlmodel, tabular
+from compile_stage.sources import mlmodel, tabular
 from compile_stage.sources.plain_operators import without_ml_operators
 from compile_stage.sources.sklearn_boosters import boosters, register_converters, takers_of_sparse
 from compile_stage.sources.sklearn_categories import compared_one_by_one, register_category_converters
@@ -38,6 +38,7 @@ from compile_stage.sources.sklearn_corrections import (
     write_logarithms,
 )
 from compile_stage.sources.sklearn_decisions import raw_scores
+from compile_stage.sources.sklearn_encoders import register_encoders
 from compile_stage.sources.sklearn_expansions import register_expansions
 from compile_stage.sources.sklearn_functions import register_functions
 from compile_stage.sources.sklearn_imputers import register_imputers
@@ -45,7 +46,6 @@ from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
 from compile_stage.sources.sklearn_labels import register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
-from compile_stage.sources.sklearn_ordinals import register_ordinals
 from compile_stage.sources.sklearn_scalers import edges_moved, register_clipped_scalers
 from compile_stage.sources.sklearn_signature import ask_answer, column_names, has_columns, matrix_columns, steps
 from compile_stage.sources.sklearn_stacking import register_stacking_converter
@@ -119,8 +119,7 @@ def _register_converters(estimator: Any, wanted: Signature, source: SourceModel)
     register_functions(estimator)
     register_clipped_scalers(estimator)
     register_stacking_converter(estimator)
-    encoders.register_encoders(estimator)
-    register_ordinals(estimator)
+    register_encoders(estimator)
 
 
 def _input_types(wanted: Signature, by_name: Sequence[str]) -> list[tuple[str, Any]]:

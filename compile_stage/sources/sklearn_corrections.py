@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.errors import SourceError
-from compile_stage.sources.encoders import column_parts
 from compile_stage.sources.graph import put_behind
+from compile_stage.sources.known_categories import column_parts
 from compile_stage.sources.sklearn_parts import is_tree, parts
 
 if TYPE_CHECKING:

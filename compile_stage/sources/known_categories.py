@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compile_stage.sources.sklearn_nodes import add_node
 from compile_stage.sources.sklearn_parts import parts
 
 _INNER = ("best_estimator_", "estimators_", "estimator_", "regressor_", "calibrated_classifiers_", "estimator")
@@ -50,89 +49,6 @@ def refuse_dropped(estimator: Any) -> str | None:
                 "drop, or its min_frequency and max_categories"
             )
     return None
-
-
-def register_encoders(estimator: Any) -> None:
-    """Have skl2onnx convert one-hot encoders that take an unknown category for a rare one: it converts them to ones
-    that refuse it. Those that put rare categories together it refuses where they have a single column, or a matrix, and
-    all that know a missing number."""
-    from skl2onnx import update_registered_converter
-
-    for kind in {type(part) for part in parts(estimator) if type(part).__name__ == "OneHotEncoder"}:
-        update_registered_converter(kind, "SklearnOneHotEncoder", _infer_one_hot, _convert_one_hot)
-
-
-def _infer_one_hot(operator: Any) -> None:
-    from skl2onnx.shape_calculators.one_hot_encoder import calculate_sklearn_one_hot_encoder_output_shapes
-
-    calculate_sklearn_one_hot_encoder_output_shapes(operator)
-    operator.outputs[0].type.shape[1] = sum(operator.raw_operator._n_features_outs)  # it counts each rare category
-
-
-def _convert_groups(scope: Any, operator: Any, container: Any) -> None:
-    """Write an encoder that puts rare categories together, or knows a missing number: the number of each category's
-    group, -1 of an unknown one, and a column for each group."""
-    import numpy as np
-    from onnx import TensorProto
-    from skl2onnx.common.data_types import StringTensorType
-
-    encoder, made = operator.raw_operator, []
-    columns = [(given, at) for given in operator.inputs for at in range(given.type.shape[1])]
-    for number, ((given, at), known) in enumerate(zip(columns, encoder.categories_, strict=True)):
-        grouped = encoder._default_to_infrequent_mappings[number] if encoder._infrequent_enabled else None
-        groups = np.arange(len(known)) if grouped is None else np.asarray(grouped)
-        count = int(groups.max()) + 1
-        takes_rare = grouped is not None and encoder.handle_unknown in ("infrequent_if_exist", "warn")
-        place = scope.get_unique_variable_name("column")
-        container.add_initializer(place, TensorProto.INT64, [1], [at])
-        column = add_node(scope, container, "Gather", given.full_name, place, axis=1)
-        if isinstance(given.type, StringTensorType):
-            keys: dict[str, Any] = {"keys_strings": [str(category).encode() for category in known]}
-        else:
-            column = add_node(scope, container, "Cast", column, to=TensorProto.FLOAT)
-            keys = {"keys_floats": np.asarray(known, np.float32)}
-        keys |= {"values_int64s": groups.astype(np.int64), "default_int64": count - 1 if takes_rare else -1}
-        group = add_node(scope, container, "LabelEncoder", column, op_domain="ai.onnx.ml", op_version=2, **keys)
-        if _knows_nan(known):  # the last of them; LabelEncoder finds no NaN
-            of_nan, is_nan = scope.get_unique_variable_name("of_nan"), add_node(scope, container, "IsNaN", column)
-            container.add_initializer(of_nan, TensorProto.INT64, [], [int(groups[-1])])
-            group = add_node(scope, container, "Where", is_nan, of_nan, group)
-        numbers: dict[str, Any] = {
-            "cats_int64s": np.arange(count, dtype=np.int64),
-            "zeros": int(encoder.handle_unknown != "error"),
-        }
-        made.append(add_node(scope, container, "OneHotEncoder", group, op_domain="ai.onnx.ml", **numbers))
-    joined = add_node(scope, container, "Concat", *made, axis=-1) if len(made) > 1 else made[0]
-    kind = TensorProto.INT64 if np.issubdtype(encoder.dtype, np.signedinteger) else TensorProto.FLOAT
-    shape = scope.get_unique_variable_name("shape")
-    container.add_initializer(shape, TensorProto.INT64, [2], [-1, sum(encoder._n_features_outs)])
-    matrix = add_node(scope, container, "Reshape", joined, shape)
-    add_node(scope, container, "Cast", matrix, made=operator.outputs[0].full_name, to=kind)
-
-
-def _has_groups(encoder: Any) -> bool:
-    rare = encoder.infrequent_categories_ if encoder._infrequent_enabled else ()
-    return encoder.drop is None and (
-        any(values is not None for values in rare) or any(_knows_nan(known) for known in encoder.categories_)
-    )
-
-
-def _knows_nan(known: Any) -> bool:
-    return known.dtype.kind == "f" and bool(known[-1:] != known[-1:])
-
-
-def _convert_one_hot(scope: Any, operator: Any, container: Any) -> None:
-    from skl2onnx.operator_converters.one_hot_encoder import convert_sklearn_one_hot_encoder
-
-    encoder = operator.raw_operator
-    if _has_groups(encoder):
-        _convert_groups(scope, operator, container)
-        return
-    written = len(container.nodes)
-    convert_sklearn_one_hot_encoder(scope, operator, container)
-    for node in container.nodes[written:]:
-        if node.op_type == "OneHotEncoder":
-            next(entry for entry in node.attribute if entry.name == "zeros").i = int(encoder.handle_unknown != "error")
 
 
 def column_parts(step: Any, columns: Sequence[int | None]) -> list[tuple[str, Any, list[int | None]]]:

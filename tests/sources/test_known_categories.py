@@ -19,7 +19,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from compile_stage.sources.encoders import known_categories, refuse_dropped
+from compile_stage.sources.known_categories import known_categories, refuse_dropped
 
 RANDOM = np.random.default_rng(0)
 ROWS = np.column_stack([RANDOM.normal(size=90), np.tile([1.0, 5.0, 9.0], 30), np.tile([0.0, 2.0], 45)])
