@@ -319,29 +319,23 @@ def _unmarked(source: SourceModel, held: Mapping[str, Any], marked: Sequence[str
     if marked:
         names = " and ".join(f"self.{name}" for name in marked)
         return SourceError(f"it marks {names}, and one network can be compiled", where=source.uri)
-    networks = [name for name, value in held.items() if isinstance(value, torch.nn.Module)]
-    if not networks and (inside := _of_another_framework(held)) is not None:
+    if network := next((name for name, value in held.items() if isinstance(value, torch.nn.Module)), None):
+        lines = _LINES.format(name=network)
+        return SourceError(f"it marks no network to compile. It holds self.{network}; add{lines}", where=source.uri)
+    alone = "it marks no network to compile, and a pyfunc is compiled around a PyTorch network alone"
+    if (inside := _of_another_framework(held)) is not None:
         name, value, flavor = inside
         return SourceError(
-            f"it marks no network to compile, and a pyfunc is compiled around a PyTorch network alone; it holds "
-            f"self.{name}, a model of {flavor} ({type(value).__name__})",
+            f"{alone}; it holds self.{name}, a model of {flavor} ({type(value).__name__})",
             fix=f"log that by itself, with mlflow.{flavor}.log_model(model.{name}, ...), and do the rest of predict() "
             "where it is called",
             where=source.uri,
         )
-    of_jax = next((name for name, value in held.items() if _is_of_jax(value)), None)
-    if not networks and of_jax is not None:
-        return SourceError(
-            f"it marks no network to compile, and a pyfunc is compiled around a PyTorch network alone; self.{of_jax} "
-            f"({type(held[of_jax]).__name__}) is of JAX, which is compiled by itself",
-            fix=_OF_JAX,
-            where=source.uri,
-        )
-    if not networks:
-        problem = f"it marks no network to compile, and holds no torch.nn.Module as an attribute{_OTHERWISE}"
-        return SourceError(problem, where=source.uri)
-    lines = _LINES.format(name=networks[0])
-    return SourceError(f"it marks no network to compile. It holds self.{networks[0]}; add{lines}", where=source.uri)
+    if of_jax := next((name for name, value in held.items() if _is_of_jax(value)), None):
+        problem = f"{alone}; self.{of_jax} ({type(held[of_jax]).__name__}) is of JAX, which is compiled by itself"
+        return SourceError(problem, fix=_OF_JAX, where=source.uri)
+    problem = f"it marks no network to compile, and holds no torch.nn.Module as an attribute{_OTHERWISE}"
+    return SourceError(problem, where=source.uri)
 
 
 def _of_another_framework(held: Mapping[str, Any]) -> tuple[str, Any, str] | None:
