@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ def download(uri: str, into: Path, place: str, sizes: Mapping[str, int] | None =
         SourceError: A file of the model is a link that leads out of it, or none.
     """
     import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
 
     into.mkdir(parents=True)
     into = into.resolve()
@@ -54,12 +53,8 @@ def download(uri: str, into: Path, place: str, sizes: Mapping[str, int] | None =
     if uri.startswith("models:/"):  # `download_artifacts` takes it for a path where a folder `models:` is here
         fetch = partial(store.download_artifacts, "", dst_path=str(into))
     with trouble(place, missing="the registry lists the model, but its files are not there"):
-        try:
+        with _full_disk_named(into):
             got = Path(_whole_or_file_by_file(store, into, fetch)).resolve()
-        except MlflowException as error:  # of files that could not be written it keeps the text
-            if (full := disk_full_of_text(str(error), str(into))) is not None:
-                raise full from error
-            raise
         if into not in (got, *got.parents):
             raise RegistryError("MLflow put the files outside of the folder that it was given", where=place)
         if _cut_off(store, got, sizes) is not None:
@@ -126,13 +121,20 @@ def download_of_run(client: Any, run_id: str, path: str, into: Path) -> Path:
 
     Raises what the store raises (`trouble`).
     """
-    from mlflow.exceptions import MlflowException
-
     store = _store(client.get_run(run_id).info.artifact_uri)
     fetch = partial(store.download_artifacts, path, str(into))
-    try:
+    with _full_disk_named(into):
         return Path(repeated_call(within, fetch, transfer_limit(into)))
-    except MlflowException as error:  # of files that could not be written it keeps the text
+
+
+@contextmanager
+def _full_disk_named(into: Path) -> Iterator[None]:
+    """Of files that could not be written MlflowException keeps the text."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
         if (full := disk_full_of_text(str(error), str(into))) is not None:
             raise full from error
         raise
