@@ -134,8 +134,8 @@ def _tensor(one: Any, key: str) -> TensorSpec:
         raise RefusedError(f"its {SETTINGS} describes one of the {key} without name, dtype and shape") from error
     if not isinstance(name, str) or not re.fullmatch(r"[\w./:-]{1,200}", name):
         raise RefusedError(f"its {SETTINGS} has one of the {key} with no name that a tensor can have")
-    if not isinstance(dtype, str) or not re.fullmatch(r"\w{1,40}", dtype):
-        raise RefusedError(f"its {key[:-1]} {name} has a dtype that names no type: {_LOG}")
+    if not isinstance(dtype, str) or dtype == "str" or not re.fullmatch(r"\w{1,40}", dtype):  # JAX has no texts
+        raise RefusedError(f"its {key[:-1]} {name} has a dtype that names no type of JAX: {_LOG}")
     sizes = isinstance(shape, Sequence) and not isinstance(shape, str) and all(map(_is_size, shape))
     if not sizes or not shape:
         raise RefusedError(f"its {key[:-1]} {name} has no shape with a batch dimension: {_LOG}")

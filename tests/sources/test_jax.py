@@ -105,6 +105,7 @@ def test_damaged_bytes_are_refused_and_never_raise(place: int, value: int, end: 
         ({"inputs": [{**X, "name": "x\n"}]}, "no name that a tensor can have"),
         ({"inputs": [{**X, "dtype": "bfloat16"}]}, "which NumPy has no arrays of"),
         ({"inputs": [{**X, "dtype": ["float32"]}]}, "has a dtype that names no type"),
+        ({"inputs": [{**X, "dtype": "str"}]}, "has a dtype that names no type"),
         ({"inputs": [{**X, "shape": []}]}, "no shape with a batch dimension"),
         ({"inputs": [{**X, "shape": [True, 4]}]}, "no shape with a batch dimension"),
         ({"outputs": [{**Y, "shape": ["__import__('os')", 4]}]}, "no shape with a batch dimension"),
