@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from uuid import uuid4
 
@@ -45,7 +46,8 @@ class Scenario:
         effects: Node → how much of a scheme's error goes away when it stays in higher precision.
         factor: Of every latency of a candidate, by its backend's options.
         calls: (function, scheme name) → how often it was called.
-        sharing: By a worker's name, whether it was said to share the cores with others.
+        sharing: Names of the workers that were said to share the cores with others.
+        meeting: Where given, these wait for each other: a busy machine would give the second job the first's worker.
         key: Its own, for a cache that no other scenario uses.
     """
 
@@ -55,7 +57,8 @@ class Scenario:
     effects: dict[str, float] = field(default_factory=dict)
     factor: Callable[[Mapping[str, Any]], float] = lambda options: 1.0
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    sharing: dict[str, bool] = field(default_factory=dict)
+    sharing: set[str] = field(default_factory=set)
+    meeting: Barrier | None = None
     key: str = field(default_factory=lambda: uuid4().hex)
 
 
@@ -71,7 +74,10 @@ class FakeEngine:
 
     @contextmanager
     def worker(self, name: str, limits: WorkerLimits) -> Iterator[Worker]:
-        self.scenario.sharing[name] = limits.shares_cores
+        if limits.shares_cores:
+            self.scenario.sharing.add(name)
+            if self.scenario.meeting is not None:
+                self.scenario.meeting.wait(timeout=60)
         yield FakeWorker(self.scenario)
 
     def max_parallel(self, memory_bytes: int) -> int:
