@@ -365,21 +365,21 @@ class _OnnxSession:
         self._outputs = [spec.name for spec in self.signature.outputs]
         self._of_shapes: dict[tuple[tuple[int, ...], ...], Any] = {}  # sessions of known sizes
         self._last: tuple[Form | None, Any] = (None, None)
-        """Form of the last batch that was answered, and its session: mostly the next has the same."""
+        """Form of the last batch that was answered, and its session's call: mostly the next has the same."""
 
     def run(self, batch: Batch) -> Batch:
-        form, session = self._last
+        form, call = self._last
         known = has_form(batch, form)
         if not known:
             demand_call(self.signature, batch, closed=self._closed)
             shapes = tuple([batch[name].shape for name in self._inputs])
-            session = self._of_shapes.get(shapes) or self._session_for(shapes)
+            call = sessions.bare_call(self._of_shapes.get(shapes) or self._session_for(shapes))
         try:
-            outputs = session.run(self._outputs, batch if type(batch) is dict else dict(batch))
+            outputs = call(self._outputs, batch if type(batch) is dict else dict(batch))
         except Exception as error:  # onnxruntime's own errors share no base class
             raise NothingCompiledError(f"ONNX Runtime could not run the graph: {sessions.sentence(error)}") from error
         if not known:
-            self._last = (form_of(batch), session)
+            self._last = (form_of(batch), call)
         return dict(zip(self._outputs, outputs, strict=True))
 
     def _session_for(self, shapes: tuple[tuple[int, ...], ...]) -> Any:

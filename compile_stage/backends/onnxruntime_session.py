@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,17 @@ def demand_same(model: Signature, runtime: Signature) -> None:
             raise IntegrityError(
                 f"the {word} changed on the way: the model has {'; '.join(map(str, wanted))}, the runtime {listed}"
             )
+
+
+def bare_call(session: Any) -> Callable[[list[str], dict[str, Any]], list[Any]]:
+    """`session.run` (names of outputs, arrays of all inputs → outputs) without what its Python part checks in each call
+    and this session's owner has checked already: 0.8 µs, 1 to 3 % of a small network's call. As ONNX Runtime's own
+    `IOBinding` does it; where a version, or what stands for a session, has no such part: `session.run` itself."""
+    inner = getattr(session, "_sess", None)
+    if inner is None:
+        return session.run  # type: ignore[no-any-return]
+    run = inner.run
+    return lambda names, batch: run(names, batch, None)
 
 
 def step(session: Any, signature: Signature, inputs: Mapping[str, Any], cache: Any) -> tuple[Any, Any]:
