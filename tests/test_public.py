@@ -14,8 +14,9 @@ import pytest
 
 import compile_stage
 from compile_stage import api
-from compile_stage.core.errors import UsageError
+from compile_stage.core.errors import RegistryError, UsageError
 from compile_stage.core.records import RunResult
+from compile_stage.policy import layers
 from compile_stage.report.notebook import NotebookResult
 from compile_stage.report.result import result_text
 
@@ -117,3 +118,17 @@ def test_compare_says_what_changed(result: RunResult, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps({"schema": "another"}))
     with pytest.raises(UsageError, match="it is not a compile-stage/result/v1"):
         compile_stage.compare(tmp_path, result)
+
+
+def test_a_run_reads_its_policy_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a file that is edited while a run begins: its report shows other values than it was judged by."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        "apiVersion: compile-stage/v1\nkind: OptimizationPolicy\nname: p\ntargets: {cpu: {device: cpu}}\n"
+    )
+    opened: list[str] = []
+    read_bytes = layers._read_bytes
+    monkeypatch.setattr(layers, "_read_bytes", lambda path, chain: opened.append(path.name) or read_bytes(path, chain))
+    with pytest.raises(RegistryError):
+        api.run(f"folder:{tmp_path / 'absent'}", policy, out=tmp_path / "out")
+    assert opened == ["policy.yaml"]

@@ -14,7 +14,7 @@ from compile_stage.core.events import Reporter
 from compile_stage.core.records import Plan, Policy, RunResult, SourceModel
 from compile_stage.core.run_context import open_context
 from compile_stage.core.shipped import policy_file
-from compile_stage.policy.load import load_policy
+from compile_stage.policy.load import load_policy, policy_of, read_policy
 from compile_stage.shared_caching import open_shared
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run(
     from compile_stage.pipeline.outcome import RunOptions, RunState
     from compile_stage.pipeline.run import make_plan
     from compile_stage.pipeline.run import run as run_plan
-    from compile_stage.policy.explain import explain
+    from compile_stage.policy.explain import values_of
     from compile_stage.report.notebook import NotebookResult
     from compile_stage.serving.trust import trust_of_environment
     from compile_stage.signing.signers import signer_of
@@ -146,9 +146,11 @@ def run(
         trust=trust_of_environment(),
     )
     with RunState(model_uri, os.fspath(policy_path), options, write_reports) as progress:
-        progress.policy = load_policy(policy_file(policy_path), sets=sets, targets=targets, roots=policy_roots)
+        file = policy_file(policy_path)
+        read = read_policy(file, sets, roots=policy_roots)
+        progress.policy = policy_of(file, read, targets)
         progress.forget_reports()
-        progress.policy_values = tuple(explain(policy_file(policy_path), sets, roots=policy_roots))
+        progress.policy_values = tuple(values_of(file, read))
         compliance = progress.policy.compliance
         shared = open_shared(shared_cache, options.signer, compliance)
         with open_context(reporter, engine, remeasure=remeasure, shared=shared, compliance=compliance) as context:

@@ -15,7 +15,7 @@ from compile_stage.core.records import (
 )
 from compile_stage.measure import speedups, stats
 from compile_stage.measure.performance import ratio_text
-from compile_stage.measure.quantiles import GATED, percentile
+from compile_stage.measure.quantiles import GATED, percentiles
 from compile_stage.measure.search import margin
 
 
@@ -89,7 +89,7 @@ def metrics_of(winner: Candidate) -> dict[str, float]:
             name = ".".join(filter(None, (check.gate.metric, check.output, f"batch_{check.batch_size}")))
             metrics[name.replace(":", "_")] = check.measured
     for timing in winner.measurement.timings if winner.measurement else ():
-        median_s, p95_s = percentile(timing, 0.5), percentile(timing, GATED)
+        median_s, p95_s = percentiles(timing, (0.5, GATED))
         if median_s is not None:  # as in result.json: a few calls can't carry it
             metrics[f"latency_p50_ms.batch_{timing.batch_size}"] = median_s * 1e3
         if p95_s is not None:  # fewer than 59 independent calls can't carry it

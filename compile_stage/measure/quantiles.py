@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -39,13 +40,21 @@ def percentile(timing: Timing, q: float) -> float | None:
     """The q-quantile (`q=0.95` for p95) of a timing's calls, in seconds, or None where so few independent ones can't
     carry it: the rule of the gate on it. Of the median, which no round's mood moves far, all calls count. Above p95 it
     is None where p95 is: of the few calls that lie so far out it is not seen what they have in common."""
-    calls = timing.latency_s
-    if q > GATED and percentile(timing, GATED) is None:
-        return None
-    number = len(calls) if q <= 0.5 else int(effective_calls(rounds_of_calls(timing), q))
-    if number < samples_needed(q):
-        return None
-    return float(np.quantile(np.asarray(calls, dtype=np.float64), q))
+    return percentiles(timing, (q,))[0]
+
+
+def percentiles(timing: Timing, wanted: Sequence[float]) -> list[float | None]:
+    """`percentile` of each of `wanted`: what the calls of a round have in common is found once for a quantile."""
+    calls = np.asarray(timing.latency_s, dtype=np.float64)
+    rounds = rounds_of_calls(timing)
+
+    @cache
+    def carried(q: float) -> bool:
+        if q > GATED and not carried(GATED):
+            return False
+        return (len(calls) if q <= 0.5 else int(effective_calls(rounds, q))) >= samples_needed(q)
+
+    return [float(np.quantile(calls, q)) if carried(q) else None for q in wanted]
 
 
 def quantile_interval(

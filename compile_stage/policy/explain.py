@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from compile_stage.core.records import PolicyValue
-from compile_stage.policy.load import as_error, match_targets, read_policy
+from compile_stage.policy.load import Resolved, as_error, match_targets, read_policy
 from compile_stage.policy.locks import locks_of
 from compile_stage.policy.nodes import leaves, show_path
 from compile_stage.policy.schema import OVERRIDABLE, PolicyDocument
@@ -32,7 +32,11 @@ def explain(
     Raises:
         PolicyError: The policy has mistakes, or no target matches.
     """
-    resolved = read_policy(path, sets, today=today, base=True, roots=roots)
+    return values_of(path, read_policy(path, sets, today=today, base=True, roots=roots), target)
+
+
+def values_of(path: str | os.PathLike[str], resolved: Resolved, target: str | None = None) -> list[PolicyValue]:
+    """`explain` of a policy that was read."""
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, [target] if target is not None else [])
     if resolved.problems or unmatched:

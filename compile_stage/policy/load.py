@@ -74,7 +74,11 @@ def load_policy(
     Raises:
         PolicyError: With one located line in `problems` for each mistake.
     """
-    resolved = read_policy(path, sets, today=today, base=base, roots=roots)
+    return policy_of(path, read_policy(path, sets, today=today, base=base, roots=roots), targets, today=today)
+
+
+def policy_of(path: PathLike, resolved: Resolved, targets: Sequence[str] = (), *, today: date | None = None) -> Policy:
+    """`load_policy` of a policy that was read."""
     names = [name for name, _ in resolved.tree.items("targets")]
     kept, unmatched = match_targets(names, targets)
     problems: list[Problem | str] = [*resolved.problems, *(unmatched if resolved.targets_known else ())]
