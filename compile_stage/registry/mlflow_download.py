@@ -61,7 +61,8 @@ def download(uri: str, into: Path, place: str, sizes: Mapping[str, int] | None =
             within(partial(_file_by_file, store, got, sizes), transfer_limit(into))
             if (cut := _cut_off(store, got, sizes)) is not None:
                 raise RegistryError(cut, fix=TRANSFER_FIX, where=place)
-        demand_listed(uri, [name for name in _source_files(got) if not (got / name).is_file()], place)
+        absent = [name for name in _source_files(got) if not (got / name).is_file()]
+        demand_listed(uri, absent, place, store)
     return got
 
 
@@ -121,7 +122,16 @@ def download_of_run(client: Any, run_id: str, path: str, into: Path) -> Path:
 
     Raises what the store raises (`trouble`).
     """
-    store = _store(client.get_run(run_id).info.artifact_uri)
+    return download_from(store_of(client.get_run(run_id)), path, into)
+
+
+def store_of(run: Any) -> Any:
+    """The store of a run's artifacts."""
+    return _store(run.info.artifact_uri)
+
+
+def download_from(store: Any, path: str, into: Path) -> Path:
+    """`download_of_run`, of a run whose store is known."""
     fetch = partial(store.download_artifacts, path, str(into))
     with _full_disk_named(into):
         return Path(repeated_call(within, fetch, transfer_limit(into)))
@@ -140,17 +150,19 @@ def _full_disk_named(into: Path) -> Iterator[None]:
         raise
 
 
-def demand_listed(uri: str, unlisted: Iterable[str], place: str) -> None:
+def demand_listed(uri: str, unlisted: Iterable[str], place: str, store: Any = None) -> None:
     """Raise UnreachableError where a server has a file that its list of files left out: the list was cut short on the
     way, and nothing is missing. Files are asked for by their names, so what is really gone is not held to be there.
 
     Args:
         unlisted: Files of the model that the list lacks; the first few are asked for.
+        store: Of the model's files, where it was made already: two requests.
     """
     names = [name for name in unlisted if not Path(name).is_absolute() and ".." not in Path(name).parts]
     if not names:
         return
-    store = getattr(_store(uri), "repo", None) or _store(uri)
+    store = store or _store(uri)
+    store = getattr(store, "repo", None) or store
     if getattr(store, "artifact_dir", None):  # MLflow's store of local files: no list comes over a network
         return
     with temporary_folder("unlisted") as scratch:

@@ -12,9 +12,9 @@ from compile_stage.core.leftovers import part_folder, remove_leftovers
 from compile_stage.core.records import SourceModel
 from compile_stage.registry.dataset_sources import demand_allowed
 from compile_stage.registry.mlflow_connection import trouble
-from compile_stage.registry.mlflow_download import download, download_of_run
+from compile_stage.registry.mlflow_download import download, download_from, store_of
 from compile_stage.registry.mlflow_pinning import pin
-from compile_stage.registry.mlflow_retries import transfer_limit, within
+from compile_stage.registry.mlflow_retries import answer_limit_s, repeated_call, transfer_limit, within
 from compile_stage.registry.model_files import (
     DATASET_SUFFIXES,
     KEY_TAG,
@@ -76,7 +76,9 @@ def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
     into = into.resolve()
     remove_leftovers(into)
     with part_folder(into) as part:
-        file = _logged_input(client, source, name, part) or _run_artifact(client, source, name, part)
+        with trouble(source.uri, missing=f"run {source.run_id} is no longer there"):
+            run = client.get_run(source.run_id)
+        file = _logged_input(run, name, part) or _run_artifact(run, source.uri, name, part)
         if file is None:
             raise RegistryError(
                 f"run {source.run_id} has no data set called {name!r} that can be fetched",
@@ -88,20 +90,18 @@ def dataset(client: Any, source: SourceModel, name: str, into: Path) -> Path:
         return file.replace(final)
 
 
-def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:
+def _logged_input(run: Any, name: str, part: Path) -> Path | None:
     from mlflow.data import get_source
     from mlflow.data.filesystem_dataset_source import FileSystemDatasetSource
     from mlflow.data.http_dataset_source import HTTPDatasetSource
 
-    with trouble(source.uri, missing=f"run {source.run_id} is no longer there"):
-        inputs = client.get_run(source.run_id).inputs.dataset_inputs
     file = None
-    for entry in inputs:
+    for entry in run.inputs.dataset_inputs:
         if entry.dataset.name != name:
             continue
         folder = part / "input"
         folder.mkdir(exist_ok=True)
-        with trouble(f"data set {name} of run {source.run_id}", missing="its file is no longer there"):
+        with trouble(f"data set {name} of run {run.info.run_id}", missing="its file is no longer there"):
             origin = get_source(entry)
             # Spark, Hugging Face, Delta and code sources have no file to download.
             if not isinstance(origin, FileSystemDatasetSource | HTTPDatasetSource):
@@ -116,10 +116,13 @@ def _logged_input(client: Any, source: SourceModel, name: str, part: Path) -> Pa
     return file
 
 
-def _run_artifact(client: Any, source: SourceModel, name: str, part: Path) -> Path | None:
-    with trouble(source.uri):
-        held = {file.path for file in client.list_artifacts(source.run_id, "datasets")}
+def _run_artifact(run: Any, place: str, name: str, part: Path) -> Path | None:
+    """The store itself is asked: `MlflowClient.list_artifacts` asks for the run again, and for its models."""
+    with trouble(place):
+        store = store_of(run)
+        folder = partial(repeated_call, store.list_artifacts, "datasets")
+        held = {file.path for file in within(folder, answer_limit_s)}
         for suffix in DATASET_SUFFIXES:
             if (path := f"datasets/{name}{suffix}") in held:
-                return download_of_run(client, source.run_id, path, part)
+                return download_from(store, path, part)
     return None
