@@ -264,8 +264,21 @@ def _names(source: SourceModel, program: ExportedProgram) -> tuple[tuple[str, ..
     # The same names in another order are the same tensors: the program's own order holds.
     chosen_in = inputs if fits_in and inputs and set(inputs) != set(own) else own
     chosen_out = outputs if fits_out and outputs and set(outputs) != set(own_outputs) else own_outputs
-    # A model that answers with its own input needs two names.
-    return chosen_in, tuple(f"{name}_out" if name in chosen_in else name for name in chosen_out)
+    return chosen_in, _apart(chosen_in, chosen_out)
+
+
+def _apart(inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, ...]:
+    """The outputs' names, where one that is called like an input ends with `_out`, or with more underscores where that
+    is taken: a graph has one tensor of a name."""
+    taken, names = {*inputs, *outputs}, []
+    for name in outputs:
+        if name in inputs:
+            name = f"{name}_out"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        names.append(name)
+    return tuple(names)
 
 
 def _is_script(module: Any) -> bool:

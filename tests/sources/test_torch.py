@@ -1632,3 +1632,16 @@ def test_a_forward_that_takes_a_dict_is_refused_with_what_to_change(tmp_path: Pa
     with pytest.raises(SourceError, match="can't be called with the 2 tensors of its input example") as refused:
         TorchSource().export(source, {}, tmp_path / "out")
     assert "an argument for each tensor" in refused.value.fix
+
+
+class CalledLikeItsInput(torch.nn.Module):
+    def forward(self, rows: Any) -> Any:
+        return {"rows": rows + 1, "rows_out": rows * 2}
+
+
+def test_an_output_called_like_an_input_gets_a_name_that_no_other_has(tmp_path: Path, prove: Proof) -> None:
+    """Broken: it is called `rows_out` beside another output of that name, and the exporter refuses duplicates."""
+    signature = infer_signature(ROWS)
+    source = save(tmp_path / "m", CalledLikeItsInput().eval(), ROWS, signature=signature, serialization_format="pickle")
+    model = prove(source, {"rows": ROWS}, compliance=PICKLES)
+    assert [spec.name for spec in model.signature.outputs] == ["rows_out_", "rows_out"]
