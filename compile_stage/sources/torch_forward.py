@@ -4,6 +4,7 @@ ended."""
 from __future__ import annotations
 
 import dataclasses
+import re
 import sysconfig
 import traceback
 from collections.abc import Mapping
@@ -92,6 +93,28 @@ def advice(error: BaseException) -> str:
             "(of two, the second would begin with the padding)"
         )
     return "make its forward traceable by torch.export"
+
+
+_IN_OTHER_OPERATORS = {
+    "aten.median": "x.median(1).values by x.sort(1).values[:, (x.shape[1] - 1) // 2]",
+    "aten.kthvalue": "x.kthvalue(k, 1).values by x.sort(1).values[:, k - 1]",
+    "aten.cumprod": "x.cumprod(1) by torch.stack([x[:, :i].prod(1) for i in range(1, x.shape[1] + 1)], 1)",
+    "aten.searchsorted": "torch.searchsorted(edges, x) by torch.bucketize(x, edges), which is the same for edges of "
+    "one axis",
+}
+"""Operators that PyTorch's ONNX exporter lacks → how to write them in those that it has."""
+
+
+def advice_on_operator(error: BaseException) -> str:
+    """What to change in a forward whose operator PyTorch's ONNX exporter lacks."""
+    found = re.search(r"op='([\w.]+)'", reason(error))
+    name = found[1] if found else ""
+    own = _IN_OTHER_OPERATORS.get("aten.cumprod" if name == "prims.prod" else name)  # what cumprod is decomposed into
+    replaced = f"replace {own}" if own else "replace the operation it names in the model's forward"
+    return (
+        f"{replaced}, or add a backend that starts from the PyTorch program (inductor, torchscript, executorch) to the "
+        "target's backends"
+    )
 
 
 def _is_packed(error: BaseException) -> bool:

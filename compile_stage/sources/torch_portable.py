@@ -68,8 +68,7 @@ def export_graph(
         names_operation = "No ONNX function" in reason or "DispatchError" in reason
         raise SourceError(
             f"PyTorch's ONNX exporter refuses it: {reason}",
-            fix="replace the operation it names in the model's forward, or add a backend that starts from the PyTorch "
-            "program (inductor, torchscript, executorch) to the target's backends"
+            fix=torch_forward.advice_on_operator(error)
             if names_operation
             else "this is PyTorch's own message: torch.onnx.export(program, dynamo=True) of the logged program shows "
             "all of it",

@@ -1645,3 +1645,47 @@ def test_an_output_called_like_an_input_gets_a_name_that_no_other_has(tmp_path: 
     source = save(tmp_path / "m", CalledLikeItsInput().eval(), ROWS, signature=signature, serialization_format="pickle")
     model = prove(source, {"rows": ROWS}, compliance=PICKLES)
     assert [spec.name for spec in model.signature.outputs] == ["rows_out_", "rows_out"]
+
+
+class Lacking(torch.nn.Module):
+    """An operator that PyTorch's ONNX exporter lacks, as it is called and as the stage advises to write it."""
+
+    def __init__(self, operator: str, *, advised: bool) -> None:
+        super().__init__()
+        self.operator, self.advised = operator, advised
+        self.register_buffer("edges", torch.tensor([0.0, 0.3, 0.6]))
+
+    def forward(self, rows: Any) -> Any:
+        edges, x, k = self.edges, rows, 2
+        if self.operator == "median":
+            return x.sort(1).values[:, (x.shape[1] - 1) // 2] if self.advised else x.median(1).values
+        if self.operator == "kthvalue":
+            return x.sort(1).values[:, k - 1] if self.advised else x.kthvalue(k, 1).values
+        if self.operator == "cumprod":
+            products = [x[:, :i].prod(1) for i in range(1, x.shape[1] + 1)] if self.advised else []
+            return torch.stack(products, 1) if self.advised else x.cumprod(1)
+        return torch.bucketize(x, edges) if self.advised else torch.searchsorted(edges, x)
+
+
+@pytest.mark.parametrize(
+    ("operator", "advice"),
+    [
+        ("median", "x.sort(1).values[:, (x.shape[1] - 1) // 2]"),
+        ("kthvalue", "x.sort(1).values[:, k - 1]"),
+        ("cumprod", "torch.stack([x[:, :i].prod(1) for i in range(1, x.shape[1] + 1)], 1)"),
+        ("searchsorted", "torch.bucketize(x, edges)"),
+    ],
+)
+def test_an_operator_that_the_exporter_lacks_is_refused_with_others_that_answer_the_same(
+    tmp_path: Path, prove: Proof, operator: str, advice: str
+) -> None:
+    """Broken: "replace the operation it names", and of cumprod it names prims.prod, which no forward has."""
+    rows = torch.from_numpy(ROWS)
+    as_called, as_advised = Lacking(operator, advised=False), Lacking(operator, advised=True)
+    assert torch.allclose(as_called(rows), as_advised(rows))
+    options = {"signature": infer_signature(ROWS), "serialization_format": "pickle"}
+    source = save(tmp_path / "called", as_called.eval(), ROWS, **options)
+    with pytest.raises(SourceError, match="exporter refuses it") as refused:
+        TorchSource().export(source, {}, tmp_path / "out")
+    assert f"by {advice}" in refused.value.fix
+    prove(save(tmp_path / "advised", as_advised.eval(), ROWS, **options), {"rows": ROWS}, compliance=PICKLES)
