@@ -46,6 +46,7 @@ from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
 from compile_stage.sources.sklearn_labels import register_label_converters
 from compile_stage.sources.sklearn_missing import write_missing_directions
 from compile_stage.sources.sklearn_neighbours import weigh_neighbours
+from compile_stage.sources.sklearn_powers import register_power_transformers
 from compile_stage.sources.sklearn_scalers import edges_moved, register_clipped_scalers
 from compile_stage.sources.sklearn_signature import ask_answer, column_names, has_columns, matrix_columns, steps
 from compile_stage.sources.sklearn_stacking import register_stacking_converter
@@ -120,6 +121,7 @@ def _register_converters(estimator: Any, wanted: Signature, source: SourceModel)
     register_clipped_scalers(estimator)
     register_stacking_converter(estimator)
     register_encoders(estimator)
+    register_power_transformers(estimator, is_given_float32=tabular.is_given_float32(source))
 
 
 def _input_types(wanted: Signature, by_name: Sequence[str]) -> list[tuple[str, Any]]:

@@ -156,7 +156,7 @@ def _in_form(form: str, context: Context, worker: Worker, source: SourceModel, t
         return lambda into: _relative(worker.call(call, source=source, **given, into=str(into)), into)
 
     if form == "onnx":
-        stored = context.cached("export/17", "", key, made("export", shapes=shapes))
+        stored = context.cached("export/18", "", key, made("export", shapes=shapes))
     elif form == "torch-export":
         stored = context.cached("export-program/12", "", key, made("export_program", shapes=shapes))
     else:  # its files are for the shapes that the target asks for
