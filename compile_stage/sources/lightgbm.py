@@ -228,8 +228,7 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
     """Write into the trees what onnxmltools leaves out: the steepness of `binary`'s logistic function, and which way a
     number goes that is a threshold in float32.
 
-    LightGBM compares in float64. Of a number that is given in float32, no threshold's rounding up may be seen; a number
-    in float64 is rounded itself, and equals its threshold where both are rounded alike.
+    LightGBM compares in float64 (`tabular.thresholds_in_float32`).
 
     Args:
         nodes: What the converter wrote of the booster or wrapper.
@@ -238,7 +237,7 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
 
     text = _booster(model).model_to_string()
     steepness = re.search(r"^objective=binary sigmoid:(\S+)", text, re.MULTILINE)
-    rounded_up = _rounded_up(text) if is_given_float32 else set()
+    lowered = _lowered(text, is_given_float32=is_given_float32)
     for node in nodes:
         if not node.op_type.startswith("TreeEnsemble"):
             continue
@@ -246,11 +245,11 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
         if steepness is not None and "class_weights" in named:
             weights = np.asarray(named["class_weights"].floats) * float(steepness[1])
             named["class_weights"].floats[:] = weights.tolist()
-        if rounded_up:
+        if lowered:
             written = np.asarray(named["nodes_values"].floats, np.float32)
             places = zip(named["nodes_treeids"].ints, named["nodes_featureids"].ints, written.tolist(), strict=True)
             lower = np.nextafter(written, np.float32(-np.inf))
-            named["nodes_values"].floats[:] = np.where([at in rounded_up for at in places], lower, written).tolist()
+            named["nodes_values"].floats[:] = np.where([at in lowered for at in places], lower, written).tolist()
 
 
 def cut_fractions(nodes: Iterable[NodeProto], model: Any) -> tuple[list[NodeProto], list[TensorProto]]:
@@ -293,16 +292,17 @@ def _category_columns(text: str) -> list[int]:
     return sorted(found)
 
 
-def _rounded_up(text: str) -> set[tuple[int, int, float]]:
-    """Of a model's text: tree, column and threshold in float32, of the thresholds that this rounds up."""
+def _lowered(text: str, *, is_given_float32: bool) -> set[tuple[int, int, float]]:
+    """Of a model's text: tree, column and threshold as float32 rounds it, of those that must lie one step lower."""
     import numpy as np
 
     found = set()
     for number, lines in enumerate(_trees(text)):
         thresholds = np.array(lines.get("threshold", "").split(), np.float64)
         rounded = thresholds.astype(np.float32)
+        lower = tabular.thresholds_in_float32(thresholds, is_given_float32=is_given_float32) < rounded
         columns = lines.get("split_feature", "").split()
-        found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(rounded > thresholds)}
+        found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(lower)}
     return found
 
 

@@ -34,7 +34,7 @@ from compile_stage.sources.sklearn_corrections import (
     scale_exactly,
     scalers_before_trees,
     start_at_zero,
-    thresholds_rounded_down,
+    thresholds_in_float32,
     write_logarithms,
 )
 from compile_stage.sources.sklearn_decisions import raw_scores
@@ -72,7 +72,7 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         with (
             warnings.catch_warnings(),
             columns_by_number(estimator) if by_number else nullcontext(),
-            thresholds_rounded_down(estimator, is_given_float32=is_given_float32),
+            thresholds_in_float32(estimator, is_given_float32=is_given_float32),
             compared_one_by_one(estimator),
             edges_moved(estimator, is_given_float32=is_given_float32),
             isotonic_interpolated(),

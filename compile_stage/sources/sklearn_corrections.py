@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compile_stage.core.errors import SourceError
+from compile_stage.sources import tabular
 from compile_stage.sources.graph import put_behind
 from compile_stage.sources.known_categories import column_parts
 from compile_stage.sources.sklearn_parts import is_tree, parts
@@ -144,18 +145,14 @@ def keep_means(model: ModelProto, estimator: Any) -> None:
 
 
 @contextmanager
-def thresholds_rounded_down(estimator: Any, *, is_given_float32: bool) -> Iterator[None]:
-    """Give histogram gradient boosting thresholds that float32 holds, where it is given float32. It compares in
-    float64, and of a threshold that float32 rounds up, the number that it is rounded to lies above it."""
-    trees = [part for part in parts(estimator) if type(part).__name__ == "TreePredictor" and is_given_float32]
+def thresholds_in_float32(estimator: Any, *, is_given_float32: bool) -> Iterator[None]:
+    """Give histogram gradient boosting, which compares in float64, thresholds that float32 holds."""
+    trees = [part for part in parts(estimator) if type(part).__name__ == "TreePredictor"]
     before = [tree.nodes for tree in trees]
     for tree in trees:
         tree.nodes = tree.nodes.copy()
         exact = tree.nodes["num_threshold"]
-        with np.errstate(over="ignore"):
-            rounded = exact.astype(np.float32)
-        lower = np.nextafter(rounded, np.float32(-np.inf))
-        tree.nodes["num_threshold"] = np.where(rounded > exact, lower, rounded)
+        tree.nodes["num_threshold"] = tabular.thresholds_in_float32(exact, is_given_float32=is_given_float32)
     try:
         yield
     finally:

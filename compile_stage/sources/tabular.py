@@ -24,7 +24,7 @@ from compile_stage.sources import graph, mlmodel
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from compile_stage.core.tensors import Batch
+    from compile_stage.core.tensors import Array, Batch
 
 INPUT = "X"
 LABEL = "label"
@@ -222,6 +222,29 @@ def _narrow(source: SourceModel) -> list[bool]:
     specs = mlmodel.read(source).inputs or ()
     types = [spec.get("tensor-spec", {}).get("dtype") or spec.get("type") for spec in specs]
     return [dtype in ("float", "float32") for dtype in types]
+
+
+def thresholds_in_float32(thresholds: Array, *, is_given_float32: bool) -> Array:
+    """Thresholds of trees that compare numbers in float64 by `<=`, rounded so that a graph that compares in float32
+    sends each number where they send it.
+
+    One float32 stands for many numbers in float64, of which data has the one with the fewest decimals: 33.1, where
+    float32 has 33.099998. Trees have the middle of two values for a threshold, and of 33.0 and 33.2 that is 33.1, or a
+    number next to it. So what float32 prints is held against the threshold in float64.
+
+    Args:
+        thresholds: [splits] in float64.
+        is_given_float32: The trees get no other numbers; then float32's own number is held against it.
+
+    Returns:
+        [splits] in float32.
+    """
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        rounded = thresholds.astype(np.float32)
+    given = rounded.astype(np.float64) if is_given_float32 else np.array([float(str(one)) for one in rounded])
+    return np.where(given > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
 
 
 def refuse_columns(source: SourceModel) -> str | None:
