@@ -228,7 +228,8 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
     """Write into the trees what onnxmltools leaves out: the steepness of `binary`'s logistic function, and which way a
     number goes that is a threshold in float32.
 
-    LightGBM compares in float64 (`tabular.thresholds_in_float32`).
+    LightGBM compares in float64. Of a number that is given in float32, no threshold's rounding up may be seen; a number
+    in float64 is rounded itself, and equals its threshold where both are rounded alike.
 
     Args:
         nodes: What the converter wrote of the booster or wrapper.
@@ -237,7 +238,7 @@ def correct_trees(nodes: Iterable[NodeProto], model: Any, *, is_given_float32: b
 
     text = _booster(model).model_to_string()
     steepness = re.search(r"^objective=binary sigmoid:(\S+)", text, re.MULTILINE)
-    lowered = _lowered(text, is_given_float32=is_given_float32)
+    lowered = _lowered(text) if is_given_float32 else set()
     for node in nodes:
         if not node.op_type.startswith("TreeEnsemble"):
             continue
@@ -292,7 +293,7 @@ def _category_columns(text: str) -> list[int]:
     return sorted(found)
 
 
-def _lowered(text: str, *, is_given_float32: bool) -> set[tuple[int, int, float]]:
+def _lowered(text: str) -> set[tuple[int, int, float]]:
     """Of a model's text: tree, column and threshold as float32 rounds it, of those that must lie one step lower."""
     import numpy as np
 
@@ -300,7 +301,7 @@ def _lowered(text: str, *, is_given_float32: bool) -> set[tuple[int, int, float]
     for number, lines in enumerate(_trees(text)):
         thresholds = np.array(lines.get("threshold", "").split(), np.float64)
         rounded = thresholds.astype(np.float32)
-        lower = tabular.thresholds_in_float32(thresholds, is_given_float32=is_given_float32) < rounded
+        lower = tabular.thresholds_in_float32(thresholds, is_given_float32=True) < rounded
         columns = lines.get("split_feature", "").split()
         found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(lower)}
     return found

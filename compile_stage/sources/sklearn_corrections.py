@@ -30,6 +30,22 @@ _RUNS_NOWHERE = {  # kind of step: what its graph is, and what to take instead
 _SCALERS = ("StandardScaler", "RobustScaler", "MaxAbsScaler")
 
 
+_HANDING_ON = (
+    *(
+        "_BinMapper",
+        "ColumnTransformer",
+        "FeatureUnion",
+        "MissingIndicator",
+        "OneHotEncoder",
+        "OrdinalEncoder",
+        "Pipeline",
+    ),
+    *("SimpleImputer", "StackingClassifier", "StackingRegressor", "TargetEncoder", "VotingClassifier"),
+    "VotingRegressor",
+)
+"""Steps that give columns on as they are, or numbers of categories."""
+
+
 def prepare(estimator: Any) -> None:
     """Change what changes no answer of a fitted model, and what skl2onnx refuses or gets wrong: defaults of two
     estimators, a list of weights, and what is wrapped around a fitted model."""
@@ -146,8 +162,12 @@ def keep_means(model: ModelProto, estimator: Any) -> None:
 
 @contextmanager
 def thresholds_in_float32(estimator: Any, *, is_given_float32: bool) -> Iterator[None]:
-    """Give histogram gradient boosting, which compares in float64, thresholds that float32 holds."""
-    trees = [part for part in parts(estimator) if type(part).__name__ == "TreePredictor"]
+    """Give histogram gradient boosting, which compares in float64, thresholds that float32 holds. Where a step before
+    it computes, the number at a threshold is none that is given, and float32 rounds both to the nearest."""
+    held = list(parts(estimator))
+    computes = any(hasattr(type(part), "transform") and type(part).__name__ not in _HANDING_ON for part in held)
+    rounds = not computes or is_given_float32
+    trees = [part for part in held if type(part).__name__ == "TreePredictor" and rounds]
     before = [tree.nodes for tree in trees]
     for tree in trees:
         tree.nodes = tree.nodes.copy()

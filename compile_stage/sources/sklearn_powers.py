@@ -71,7 +71,7 @@ def _converter(is_given_float32: bool) -> Callable[[Any, Any, Any], None]:
     return convert
 
 
-def _raised(node: Any, constant: Any, logarithms: str, powers: Any, one: str) -> str:
+def _raised(node: Callable[..., str], constant: Callable[..., str], logarithms: str, powers: Any, one: str) -> str:
     """(exp(power * logarithm) - 1) / power; the logarithm where the power is 0, to which that tends."""
     import numpy as np
 

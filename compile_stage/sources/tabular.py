@@ -24,7 +24,7 @@ from compile_stage.sources import graph, mlmodel
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Batch
 
 INPUT = "X"
 LABEL = "label"
@@ -224,7 +224,7 @@ def _narrow(source: SourceModel) -> list[bool]:
     return [dtype in ("float", "float32") for dtype in types]
 
 
-def thresholds_in_float32(thresholds: Array, *, is_given_float32: bool) -> Array:
+def thresholds_in_float32(thresholds: Any, *, is_given_float32: bool) -> Any:
     """Thresholds of trees that compare numbers in float64 by `<=`, rounded so that a graph that compares in float32
     sends each number where they send it.
 
