@@ -15,7 +15,6 @@ from dataclasses import replace
 from compile_stage.core.errors import CompileStageError
 from compile_stage.core.records import (
     Artifact,
-    Budget,
     Candidate,
     JsonMap,
     Measurement,
@@ -201,11 +200,15 @@ class _Tuner:
         policy, run_policy, name = self._target.policy, self._target.run_policy, own.job_id
         if below is None or self._seconds <= 0:
             return False, "rejected: no time was left to measure it"
+        budget, left_s = run_policy.budget, self._seconds
+        wanted_s = min(budget.measure_seconds, _COMPARE_S)
         request = MeasurementRequest(
             label=name,
             samples=self._target.inputs.validation,
             target=replace(policy.target, batch_sizes=policy.target.batch_sizes[:1]),
-            budget=self._budget(),
+            # What is left is another number in each run: the cache's key holds what is wanted.
+            budget=replace(budget, measure_seconds=wanted_s, job_minutes=min(budget.job_minutes, left_s / 60)),
+            left_s=left_s if left_s < wanted_s else None,
             seed=run_policy.data.seed,
         )
         try:
@@ -215,14 +218,6 @@ class _Tuner:
         if name in measured.failures:
             return False, f"rejected: it failed during benchmarking: {measured.failures[name].problem}"
         return is_better(measured.measurements[name], measured.measurements[BASELINE], policy)
-
-    def _budget(self) -> Budget:
-        budget, left_s = self._target.run_policy.budget, self._seconds
-        return replace(
-            budget,
-            measure_seconds=min(budget.measure_seconds, _COMPARE_S, left_s),
-            job_minutes=min(budget.job_minutes, left_s / 60),
-        )
 
 
 # ---------------------------------------------------------------------------------------------------- as it is reported
