@@ -39,7 +39,13 @@ from compile_stage.engine.debug_calls import (
     write_trace_bundle,
 )
 from compile_stage.engine.export_calls import answer_export
-from compile_stage.engine.fresh_load import close_published, load_published, prepare_published, time_published
+from compile_stage.engine.fresh_load import (
+    close_published,
+    load_published,
+    prepare_published,
+    time_published,
+    time_published_runs,
+)
 from compile_stage.engine.open_model import (
     call_untimed,
     close_model,
@@ -397,6 +403,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         load_published,
         prepare_published,
         time_published,
+        time_published_runs,
         close_published,
         make_requests,
         answer_requests,

@@ -111,6 +111,9 @@ for line in sys.stdin if task["stays"] else ():
         global turns
         if not asked:
             return {"seconds": turns.turn()}
+        if "runs" in asked:
+            batch = {name: np.load(file, allow_pickle=False) for name, file in asked["runs"].items()}
+            return {"seconds": turns.time_runs(model.run, batch)}
         turns, answers = prepare(predict, asked)
         return {"seconds": turns.call_s, "answers": answers}
     tell(answer)
@@ -192,6 +195,18 @@ def prepare_published(samples: Any, batch_size: int, how: Any) -> dict[str, Any]
 def time_published() -> float:
     """Seconds of one call of predict() in the process that stayed."""
     return float(_stayed().ask({})["seconds"])
+
+
+def time_published_runs(samples: Any, batch_size: int) -> list[float]:
+    """Seconds of calls of the artifact alone, with the first batch of the samples, in the process that stayed, after
+    `prepare_published`.
+
+    Raises:
+        UsageError: It does not take the batch.
+    """
+    process = _stayed()
+    files = process.keep(_first_batch(samples, batch_size), "runs")
+    return [float(seconds) for seconds in process.ask({"runs": files})["seconds"]]
 
 
 def close_published() -> None:

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+RUNS = 9
+LEAST_RUNS = 3
+RUNS_S = 0.5
 WARM_UP_CALLS = 5
 WARM_UP_S = 0.2
 QUICK_S = 0.02  # calls shorter than this are preceded by one that is not timed: the other process had the caches
@@ -122,6 +125,23 @@ class PredictTurns:
         seconds = self._call()
         _settle()
         return seconds
+
+    def time_runs(self, run: Callable[[Any], Any], batch: Any) -> list[float]:
+        """Seconds of calls of the artifact by itself: as many as fit in `RUNS_S`, at least `LEAST_RUNS` and at most
+        `RUNS`, after one that is not timed.
+
+        Args:
+            run: Of the published model, without predict().
+            batch: What it is given.
+        """
+        ends, taken = time.perf_counter() + RUNS_S, list[float]()
+        run(batch)
+        while len(taken) < LEAST_RUNS or (len(taken) < RUNS and time.perf_counter() < ends):
+            began = time.perf_counter()
+            run(batch)
+            taken.append(time.perf_counter() - began)
+        _settle()
+        return taken
 
     def _call(self) -> float:
         began = time.perf_counter()

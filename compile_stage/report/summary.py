@@ -171,6 +171,8 @@ def unstable_text(interval: tuple[float, float] | None) -> str:
 def predict_text(target: TargetResult) -> str:
     """`6.52× in the runtime, 3.10× through predict() (2.90 to 3.30): a data frame of 1 row takes 745 µs, and took 2.31
     ms`; why it was not measured; empty where the run did not come to it."""
+    from compile_stage.measure.served_calls import slower_when_served
+
     found, winner = target.predict_speedup, target.winner
     if found is None or winner is None:
         return ""
@@ -190,6 +192,8 @@ def predict_text(target: TargetResult) -> str:
     slower = "; predict() is slower than the original's" if found.interval and found.interval[1] < 1 else ""
     if contradicted := target.contradiction:
         slower += f"; {contradicted}"
+    if said := slower_when_served(winner.measurement, found):
+        slower += f"; {said}"
     return f"{runtime}{_through_predict(target)}{span}: {words}{slower}"
 
 

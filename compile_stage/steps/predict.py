@@ -21,18 +21,23 @@ from compile_stage.core.context import Context
 from compile_stage.core.digest import revive
 from compile_stage.core.errors import CompileStageError, GateError, WorkerError
 from compile_stage.core.ports import Worker
-from compile_stage.core.records import Candidate, Plan, PredictSpeedup, Target, TargetResult
+from compile_stage.core.records import Candidate, Check, Plan, PredictSpeedup, Target, TargetResult
 from compile_stage.core.sample_files import as_given
 from compile_stage.measure import speedups, stats
 from compile_stage.measure.gates import holds
 from compile_stage.measure.one_thread import THREADS_COST, say_held_up
 from compile_stage.measure.performance import ratio_text
+from compile_stage.measure.served_calls import slower_when_served
 from compile_stage.measure.whole_predict import SPEEDUP
 
 PAIRS = 31
 _FEWEST_PAIRS = 5  # Student's t is 2.8 there; a model whose predict() takes seconds has no more
 _BASELINE_OVER_PREDICT = 1.5  # one process of each was seen, and the baseline's turns alternate with those of others
 _MEASURE_AGAIN = "measure again with --remeasure on an idle machine"
+_SLOWER_FIX = (
+    "measure again with --remeasure on an idle machine; if it is so again, the backend is slower wherever it is not "
+    "measured: leave it out of the target's backends"
+)
 _TENSORS = ("a data frame", "an array", "a dict of arrays")  # the samples themselves; texts may be longer or shorter
 
 
@@ -82,7 +87,7 @@ class PredictComparison:
         }
         try:
             made = self.context.cached(
-                "predict-speedup/5",
+                "predict-speedup/6",
                 where.name,
                 key,
                 lambda _: self._measured(target, load),
@@ -122,6 +127,7 @@ class PredictComparison:
                 slowed_s = self._slowed_by_threads(where, pairs)
                 if slowed_s is not None:
                     pairs = self._take_turns(served, call_s, one_thread=True)
+                served_s = None if how.get("each") else self._served_alone(target, served)
             except Exception:
                 # What the worker that is gone says to a further call must not take the place of what ended it. After
                 # Ctrl-C it is gone always, and its word for that would be taken for a failure of the model's.
@@ -135,7 +141,7 @@ class PredictComparison:
             return PredictSpeedup(reason=error.problem)
         rows = 1 if how.get("each") else where.batch_sizes[0]
         found = judge(pairs, rows, str(how["words"]), self.plan.policy.data.seed)
-        return replace(found, slowed_s=slowed_s)
+        return replace(found, slowed_s=slowed_s, served_s=served_s)
 
     def _demand_alike(
         self,
@@ -172,6 +178,18 @@ class PredictComparison:
                 if not isinstance(error, Exception):
                     self.context.engine.close()  # Ctrl-C: ends the worker that the thread waits for
                 raise
+
+    def _served_alone(self, target: TargetResult, served: Worker) -> float | None:
+        """Seconds of the artifact's own call in the process that has the published model loaded; None of a language
+        model, whose call is many."""
+        winner, rows = target.winner, target.policy.target.batch_sizes[0]
+        measured = winner.measurement if winner is not None else None
+        timing = measured.timing(rows) if measured is not None else None
+        if timing is None or timing.new_tokens:
+            return None
+        with self.context.alone():
+            taken = served.call("time_published_runs", samples=target.samples["validation"], batch_size=rows)
+        return stats.median([float(seconds) for seconds in taken])
 
     def _slowed_by_threads(self, where: Target, pairs: list[tuple[float, float]]) -> float | None:
         """Seconds of a call of the original with the target's threads, where these only hold it up; else None."""
@@ -263,16 +281,23 @@ def contradiction(target: TargetResult, found: PredictSpeedup) -> str:
 
 
 def demand_speedup(target: TargetResult) -> None:
-    """Where the baseline's latency is contradicted, `min_speedup` is held to the speedup through predict() instead,
-    which was measured with both in turns.
+    """Where the baseline's latency is contradicted, or the artifact's by what it takes in the process that serves it,
+    `min_speedup` is held to the speedup through predict() instead, which was measured with both in turns. So is the
+    artifact's own call there to limits on its latency.
 
     Raises:
         GateError: That does not show the limit either.
     """
     winner, found = target.winner, target.predict_speedup
-    if winner is None or winner.verdict is None or found is None or not found.contradiction:
+    if winner is None or winner.verdict is None or found is None:
         return
-    check = next((c for c in winner.verdict.checks if c.gate.metric == "speedup" and c.waived is None), None)
+    slower = slower_when_served(winner.measurement, found)
+    if not slower and not found.contradiction:
+        return
+    gates = [check for check in winner.verdict.checks if check.waived is None]
+    if slower:
+        _demand_latency(winner, gates, slower, found)
+    check = next((c for c in gates if c.gate.metric == "speedup"), None)
     if check is None or (found.speedup is not None and holds(check.gate, found.speedup, found.interval)):
         return
     through = f"its predict() was not timed ({found.reason})"
@@ -282,11 +307,30 @@ def demand_speedup(target: TargetResult) -> None:
             f"through predict() it is {low} to {high} times as fast as the original (95 % interval), which does not "
             "show that it is"
         )
+    whose, why = "a baseline", found.contradiction.removesuffix(f"; {_MEASURE_AGAIN}")
+    if not why:
+        whose, why = "a latency of its own", slower
     raise GateError(
-        f"{winner.job.id} reaches min_speedup {check.gate.limit:g} by a baseline that can't be relied on: "
-        f"{found.contradiction.removesuffix(f'; {_MEASURE_AGAIN}')}; and {through}",
-        fix=_MEASURE_AGAIN,
+        f"{winner.job.id} reaches min_speedup {check.gate.limit:g} by {whose} that can't be relied on: {why}; and "
+        f"{through}",
+        fix=_SLOWER_FIX if whose != "a baseline" else _MEASURE_AGAIN,
     )
+
+
+def _demand_latency(winner: Candidate, checks: list[Check], slower: str, found: PredictSpeedup) -> None:
+    """A percentile above the median that is held to a limit is no less than the median.
+
+    Raises:
+        GateError: Half of the calls in the process that serves it miss a limit on the latency at that batch size.
+    """
+    for check in checks:
+        gate, served_s = check.gate, found.served_s
+        is_of_these = gate.metric == "p95_latency_ms" and check.batch_size == found.rows
+        if is_of_these and served_s is not None and served_s * 1e3 > gate.limit:
+            raise GateError(
+                f"{winner.job.id} holds {gate.metric} {gate.limit:g} by a latency that can't be relied on: {slower}",
+                fix=_SLOWER_FIX,
+            )
 
 
 def of_checks(winner: Candidate, rows: int) -> PredictSpeedup | None:

@@ -432,6 +432,15 @@ class SlowWhenServed(GarbageWhenServed):
         return self.session.run(batch)
 
 
+class SlowUnlessTimed(Honest):
+    """5 ms slower wherever nobody holds a stopwatch."""
+
+    def run(self, batch):
+        if not _is_timed():
+            time.sleep(0.005)
+        return self.session.run(batch)
+
+
 class Unservable(Honest):
     """Needs a module of the stage that no published model carries."""
 
@@ -470,6 +479,7 @@ MODES = {
     "memory_in_child": MemoryInChild,
     "garbage_when_served": GarbageWhenServed,
     "slow_when_served": SlowWhenServed,
+    "slow_unless_timed": SlowUnlessTimed,
     "unservable": Unservable,
 }
 

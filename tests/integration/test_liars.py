@@ -180,6 +180,29 @@ def test_no_loader_that_is_broken_in_serving_wins(run: Callable[..., tuple[int, 
 
 
 @pytest.mark.slow
+def test_nothing_is_published_by_a_latency_that_it_has_while_it_is_timed_alone(
+    small_model: Path,
+    write_policy: Callable[..., Path],
+    tmp_path: Path,
+    install_example: Callable[[str], dict[str, str]],
+) -> None:
+    """Broken: a backend that notices the stopwatch passes `min_speedup`, and whoever calls predict() waits 5 ms for
+    what took 10 microseconds."""
+    policy = write_policy(
+        "backends: [liar], options: {liar: {mode: slow_unless_timed}}",
+        "performance: {min_speedup: 0.3}\nbudget: {measure_seconds: 2, soak_seconds: 0, predict_seconds: 0.2}",
+    )
+    arguments = ["run", f"folder:{small_model}", "-p", str(policy), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-m", "compile_stage", *arguments], capture_output=True, text=True, check=False,
+        env=install_example("liar_backend"),
+    )  # fmt: skip
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search(r"the artifact's own call took \S+ ms in the process that has the published", done.stdout)
+    assert not (tmp_path / "compiled-models").exists()
+
+
+@pytest.mark.slow
 def test_what_is_published_runs_no_batch_size_that_was_not_proven(
     small_model: Path,
     write_policy: Callable[..., Path],
@@ -221,5 +244,13 @@ def test_every_mode_is_driven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "liar_backend"))
     import compile_stage_liar
 
-    driven = {"wrong_at_other_sizes"} | set(PROOF) | set(COLUMNS) | set(BEYOND) | set(SOAKED) | set(TIMED) | set(SERVED)
+    driven = (
+        {"wrong_at_other_sizes", "slow_unless_timed"}
+        | set(PROOF)
+        | set(COLUMNS)
+        | set(BEYOND)
+        | set(SOAKED)
+        | set(TIMED)
+        | set(SERVED)
+    )
     assert set(compile_stage_liar.MODES) - {"honest"} == driven

@@ -123,7 +123,8 @@ class WorkerThatEnds:
         prepared = {"seconds": 0.001, "answers": {}}
         if given.get("one_thread"):
             return self._alone_s
-        answers = {"describe_predict": {"words": self._words}, "open_predict": prepared, "prepare_published": prepared}
+        answers = {"describe_predict": {"words": self._words}, "open_predict": prepared, "prepare_published": prepared,
+                   "time_published_runs": [0.001]}  # fmt: skip
         return answers.get(function, 0.001)
 
 
@@ -154,6 +155,7 @@ def compared(
         winner=SimpleNamespace(
             artifact=SimpleNamespace(backend="onnxruntime", signature=SimpleNamespace(outputs=("y",))),
             verdict=None,
+            measurement=None,
             job=SimpleNamespace(gates=()),
         ),
         policy=SimpleNamespace(target=where),

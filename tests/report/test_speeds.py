@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -278,6 +280,54 @@ def test_a_speedup_over_a_baseline_that_is_contradicted_passes_no_limit(result: 
         demand_speedup(asked_for(target, 2 * low, said=said))
     assert "through predict() it is 1." in caught.value.problem
     assert caught.value.fix == "measure again with --remeasure on an idle machine"
+
+
+def served_at(target: TargetResult, times: float, beyond_s: float = 0.0) -> TargetResult:
+    """The target, whose winner's own call takes so many times as long in the process that serves it, and so much."""
+    assert target.winner is not None
+    assert target.winner.measurement is not None
+    assert target.predict_speedup is not None
+    timing = target.winner.measurement.timing(target.predict_speedup.rows)
+    assert timing is not None
+    served_s = times * sorted(timing.latency_s)[len(timing.latency_s) // 2] + beyond_s
+    return dataclasses.replace(target, predict_speedup=dataclasses.replace(target.predict_speedup, served_s=served_s))
+
+
+def test_a_latency_that_only_the_stopwatch_sees_passes_no_limit(result: RunResult) -> None:
+    """Broken: a backend that notices that it is timed is published as 1.2 times as fast, and through predict() it is
+    50 times as slow as the original."""
+    target = slowed_baseline(result, 1)
+    assert target.predict_speedup is not None
+    assert target.predict_speedup.interval is not None
+    low, _ = target.predict_speedup.interval
+    slow = partial(served_at, times=3.2, beyond_s=0.0003)
+    demand_speedup(slow(asked_for(target, low, said="")))  # predict() itself is so much faster
+    demand_speedup(served_at(asked_for(target, 2 * low, said=""), 2.9))
+    with pytest.raises(
+        GateError, match="by a latency of its own that can't be relied on: the artifact's own call"
+    ) as e:
+        demand_speedup(slow(asked_for(target, 2 * low, said="")))
+    assert e.value.fix.startswith("measure again with --remeasure on an idle machine; if it is so again")
+    assert "the artifact's own call took" in summary.predict_text(slow(target))
+    assert "the artifact's own call took" not in summary.predict_text(served_at(target, 2.9))
+
+
+def test_what_takes_longer_than_its_limit_where_it_is_served_does_not_hold_it(result: RunResult) -> None:
+    """Broken: `p95_latency_ms: 20` is held by a latency that only the stopwatch sees, and each request takes 30 ms."""
+    target = served_at(slowed_baseline(result, 1), 1, 0.03)
+    winner, found = target.winner, target.predict_speedup
+    assert winner is not None
+    assert winner.verdict is not None
+    assert found is not None
+    for limit, refused in ((20.0, True), (60.0, False)):
+        gate = Gate(metric="p95_latency_ms", limit=limit, direction="at_most", unit="ms")
+        check = Check(gate=gate, outcome=Outcome.PASS, measured=1.0, reason="", batch_size=found.rows)
+        verdict = dataclasses.replace(winner.verdict, checks=(check,))
+        changed = dataclasses.replace(winner, verdict=verdict)
+        candidates = tuple(changed if c.job.id == winner.job.id else c for c in target.candidates)
+        limited = dataclasses.replace(target, candidates=candidates)
+        with pytest.raises(GateError, match="holds p95_latency_ms 20 by a latency") if refused else nullcontext():
+            demand_speedup(limited)
 
 
 def waiting_baseline(result: RunResult, threads_cost: float, **found: object) -> TargetResult:

@@ -87,6 +87,8 @@ class PredictSpeedup:
             to be relied on; empty where nothing does.
         slowed_s: The original's median with the target's threads, in seconds, where these only held it up, so that it
             was compared with one thread; else None.
+        served_s: Median in seconds of the artifact's own calls in the process that has the published model loaded,
+            without predict(); None where they were not made.
     """
 
     speedup: float | None = None
@@ -100,6 +102,7 @@ class PredictSpeedup:
     reason: str = ""
     contradiction: str = ""
     slowed_s: float | None = None
+    served_s: float | None = None
 
 
 @record
