@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,31 @@ def compile_job(
     )
 
 
+def _refuse_versions(artifact: Artifact) -> None:
+    """The versions are published as requirements, and loading compares them with what is installed there.
+
+    Raises:
+        IntegrityError: It names a package in another version than the one that is installed where it was compiled.
+    """
+    backend = plugins.load("backends", artifact.backend)
+    if (home := plugins.toolchain_of(backend)) is not None:
+        held = {_normalised(name): version for name, version in home.packages.items()}
+    else:
+        held = {_normalised(name): one for name, one in plugins.package_versions(*artifact.toolchain).items()}
+    for name, version in artifact.toolchain.items():
+        installed = held.get(_normalised(name), version)
+        if installed != version:
+            raise IntegrityError(
+                f"backend {artifact.backend} says that {name} {version} made its artifact, and {installed} is there",
+                fix="have the backend's toolchain() answer with the versions that are installed "
+                "(compile_stage.core.plugins.package_versions)",
+            )
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _checked(answer: object, into: Path, job: Job) -> Artifact:
     """What a backend says of its files is not believed: digest and size are taken here, and it is the job's own."""
     artifact: Artifact = revive(Artifact, answer)
@@ -66,6 +92,7 @@ def _checked(answer: object, into: Path, job: Job) -> Artifact:
     entry = Path(artifact.entry)
     if entry.is_absolute() or ".." in entry.parts or not (into / entry).exists():
         raise IntegrityError(f"backend {artifact.backend} says it wrote {artifact.entry}, and there is no such file")
+    _refuse_versions(artifact)
     return replace(
         artifact, path=".", digest=digest_tree(into), size_bytes=tree_size(into), precision=job.scheme.precision
     )
