@@ -4,7 +4,8 @@ not what was proven."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,8 @@ def run_soak(
     *,
     in_order: bool = False,
 ) -> dict[str, Any]:
-    """Call the open model on batches of random samples for about `seconds`, at least once.
+    """Call the open model on batches of random samples for about `seconds`, at least once; in the second half of them
+    from another thread than the one that opened it.
 
     Args:
         in_order: The batches are those of all samples in order, since an answer depends on the rest of its batch.
@@ -59,17 +61,29 @@ def run_soak(
         rows = (first + np.arange(batch_size)) % samples.count
     batches = [{name: np.ascontiguousarray(array[row]) for name, array in samples.inputs.items()} for row in rows]
     kept: dict[int, tuple[int, int, Mapping[str, Array]]] = {}
-    calls, ends = 0, time.monotonic() + seconds
-    while True:
+    calls, began = 0, time.monotonic()
+
+    def make_call(*, is_over: Callable[[], bool]) -> bool:
+        nonlocal calls
         number = int(random.integers(count))
         answer = session.run({name: array.copy() for name, array in batches[number].items()})
         place = calls if calls < KEPT else int(random.integers(calls + 1))
-        is_last = time.monotonic() >= ends
+        is_last = is_over()
         if place < KEPT or is_last:  # a reservoir: each call is kept with the same probability
             kept[KEPT if is_last else place] = calls, number, {n: np.array(a, copy=True) for n, a in answer.items()}
         calls += 1
-        if is_last:
-            break
+        return is_last
+
+    def go_on() -> None:
+        while not make_call(is_over=lambda: time.monotonic() >= began + seconds):
+            pass
+
+    while time.monotonic() < began + seconds / 2:
+        make_call(is_over=lambda: False)
+    with ThreadPoolExecutor(
+        1, thread_name_prefix="soak"
+    ) as pool:  # as servers call: the thread that opened it does not
+        pool.submit(go_on).result()
     recorded = [
         {
             "call": call,

@@ -70,7 +70,7 @@ def soak(context: Context, candidate: Candidate, original: Answers, budget: Budg
             return judge_soak(gates, recorded, open_outputs(original.outputs), original.seed, budget.soak_seconds)
 
     def soaked_check() -> Check:
-        check: Check = revive(Check, context.cached("soak/3", job.id, key, make).value)
+        check: Check = revive(Check, context.cached("soak/4", job.id, key, make).value)
         return check
 
     try:
