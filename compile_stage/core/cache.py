@@ -36,7 +36,7 @@ from compile_stage.core.errors import UsageError, WorkerError
 from compile_stage.core.json_files import read_json_object
 from compile_stage.core.records import record
 from compile_stage.core.reuse import Reuse, made_here
-from compile_stage.core.storage import raise_if_full
+from compile_stage.core.storage import TOO_MANY_OPEN, raise_if_full
 
 
 class SharedEntries(Protocol):
@@ -178,15 +178,25 @@ class Cache:
             if self._secret is not None and not hmac.compare_digest(mac, self._mac(stored)):
                 return "its MAC is not one of this cache's secret"
             return None if stored["files"] == digest_tree(entry / "files") else "its files were changed"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            if error.errno in TOO_MANY_OPEN:  # of this process, and not of the entry
+                raise
+            return f"it can't be read: {error.strerror or type(error).__name__}"
+        except (ValueError, KeyError, TypeError) as error:
             return f"it can't be read: {type(error).__name__}"
 
-    def delete(self, entry: Path) -> None:
-        """Delete an entry."""
+    def delete(self, entry: Path, refuse: Callable[[], str | None]) -> str | None:
+        """Delete an entry for which `refuse` gives a reason while nobody makes it anew; returns the reason, or None
+        where the entry stays, or was gone. Raises PermissionError where it can't be deleted."""
         from filelock import FileLock
 
         with FileLock(f"{entry}.lock"):
+            if (reason := refuse()) is None or not entry.exists():
+                return None
             shutil.rmtree(entry, ignore_errors=True)
+            if entry.exists():  # another user's
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(entry))
+            return reason
 
     @contextmanager
     def _locked(self, step: str, key: Mapping[str, Any]) -> Iterator[None]:

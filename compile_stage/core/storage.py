@@ -16,6 +16,7 @@ from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
 
 NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
+TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
 _FIX = (
@@ -148,7 +149,7 @@ def _too_many_open(error: BaseException) -> UsageError | None:
     """What to say where no further file could be opened, also of an error that calls the file damaged; None when it is
     something else."""
     for caught in with_causes(error):
-        if isinstance(caught, OSError) and caught.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(caught, OSError) and caught.errno in TOO_MANY_OPEN:
             return UsageError(
                 f"no further file can be opened: {os.strerror(caught.errno)}",
                 fix="allow more (ulimit -n), or end other programs",

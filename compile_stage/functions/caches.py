@@ -17,6 +17,7 @@ from compile_stage.core.errors import StorageError, UsageError
 from compile_stage.core.records import record
 from compile_stage.core.shared_cache import MODE_VARIABLE, URL_VARIABLE, SharedCache
 from compile_stage.core.shared_store import PART_MARK, StoreError
+from compile_stage.core.storage import TOO_MANY_OPEN
 from compile_stage.shared_caching import open_shared
 
 _DAY_S = 24 * 3600.0
@@ -103,9 +104,9 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
         remove: Delete what does not hold, and does not when it is read a second time, after all others.
 
     Raises:
-        StorageError: As `cache_entries`; or most of several entries of a shared cache are to be deleted, or what it
-            answers has another size than it lists. Nothing is deleted then.
-        UsageError: As `cache_entries`.
+        StorageError: As `cache_entries`; or an entry can't be deleted; or most of several entries of a shared cache
+            are to be deleted, or what it answers has another size than it lists. Nothing of it is deleted then.
+        UsageError: As `cache_entries`; or this process can open no further file.
     """
     if shared is not None:
         with _shared(shared, writes=remove) as cache:
@@ -116,14 +117,14 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
         parts = entry.relative_to(root).parts
         if len(parts[-1]) != 64:  # what is being made, or was left by somebody who was killed
             continue
-        reason = _refuse_source(entry) if parts[0] == _SOURCES else local.refuse(entry)
+        reason = _refuse_here(local, entry)
         if reason is not None and not entry.exists():  # a run made room meanwhile
             continue
         checked += 1
         if reason is not None:
             refused[entry.relative_to(root).as_posix()] = reason
-            if remove:
-                local.delete(entry)
+    if remove:  # after all others: a disk that answered wrongly once does not have a good entry deleted
+        refused = {path: reason for path in refused if (reason := _delete_here(local, root / path)) is not None}
     return CacheCheck(where=str(root), checked=checked, refused=refused, removed=remove)
 
 
@@ -269,10 +270,23 @@ def _collect_shared(cache: SharedCache, oldest: float, limit: float, dry_run: bo
     return CacheContent(where=cache.store.label, entries=tuple(gone))
 
 
+def _refuse_here(cache: Cache, entry: Path) -> str | None:
+    """Why an entry of this machine's cache does not hold; None where it does."""
+    in_sources = entry.relative_to(cache.root).parts[0] == _SOURCES
+    return _refuse_source(entry) if in_sources else cache.refuse(entry)
+
+
+def _delete_here(cache: Cache, entry: Path) -> str | None:
+    """Delete an entry that does not hold when it is read again; returns why, or None where it stays or is gone."""
+    return cache.delete(entry, lambda: _refuse_here(cache, entry))
+
+
 def _refuse_source(entry: Path) -> str | None:
     """A source model's folder has the digest of its files as its name (`registry.model_files.keep`)."""
     try:
         holds = digest_tree(entry) == f"sha256:{entry.name}"
     except OSError as error:
+        if error.errno in TOO_MANY_OPEN:  # of this process, and not of the entry
+            raise
         return f"it can't be read: {error.strerror}"
     return None if holds else "its files are not those that its name is the digest of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -220,7 +221,7 @@ def test_an_entry_that_goes_while_all_are_read_is_not_damaged(
 
     def deleted_first(self: Any, entry: Any, *rest: Any) -> str | None:
         if not gone:
-            self.store.delete(entry) if where else self.delete(entry)
+            self.store.delete(entry) if where else self.delete(entry, lambda: "it is old")
             gone.append(entry)
         reason: str | None = real(self, entry, *rest)
         return reason
@@ -336,3 +337,49 @@ def test_most_of_a_shared_cache_is_not_deleted(
     assert ended("gc", "--shared", "--max-gb", "0") == 0
     assert ended("verify", "--shared") == 0
     assert "0 entries, 0 do not hold" in capsys.readouterr().out
+
+
+def test_one_bad_read_deletes_no_entry_of_this_machine(
+    two_caches: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a disk or a network file system that answers wrongly once has `cache verify --remove` delete whole
+    entries."""
+    honest, bad = Cache.refuse, {"reads": 3}
+
+    def refuse(self: Cache, entry: Path) -> str | None:
+        if bad["reads"] > 0:
+            bad["reads"] -= 1
+            return "its files were changed"
+        return honest(self, entry)
+
+    monkeypatch.setattr(Cache, "refuse", refuse)
+    assert ended("verify", "--remove") == 0
+    assert "3 entries, 0 do not hold" in capsys.readouterr().out
+    assert ended("verify", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["checked"] == 3
+
+
+def test_an_entry_that_stays_is_not_said_to_be_deleted(
+    two_caches: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: `cache verify --remove` says that another user's entry was deleted, which is there as before."""
+    damaged = next(cache_root().rglob("entry.json"))
+    damaged.write_text("{", encoding="utf-8")
+    monkeypatch.setattr("compile_stage.core.cache.shutil.rmtree", lambda *_, **__: None)  # tests run as root too
+    assert ended("verify", "--remove") == 2
+    assert str(damaged.parent) in capsys.readouterr().err
+
+
+def test_too_few_open_files_are_no_damage(
+    two_caches: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: under a small `ulimit -n`, `cache verify --remove` takes good entries for damaged and deletes them."""
+
+    def full(_: Path) -> dict[str, Any]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("compile_stage.core.cache.read_json_object", full)
+        assert ended("verify", "--remove") == 2
+    assert "ulimit -n" in capsys.readouterr().err
+    assert ended("verify") == 0
