@@ -163,11 +163,15 @@ def digest_of(value: Any) -> str:
 
 
 def digest_file(path: str | os.PathLike[str]) -> str:
-    """`sha256:...` of a file's bytes, read in pieces."""
+    """`sha256:...` of a file's bytes, read in pieces. An OSError names the file."""
     sha = hashlib.sha256()
     with open(path, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            sha.update(chunk)
+        try:
+            while chunk := stream.read(_CHUNK):
+                sha.update(chunk)
+        except OSError as error:  # a failing disk's, which the kernel gives no name
+            error.filename = os.fspath(path)
+            raise
     return "sha256:" + sha.hexdigest()
 
 

@@ -17,7 +17,7 @@ def read_json_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        OSError: The file can't be read.
+        OSError: The file can't be read; it is named.
         ValueError: It is no regular file, is larger than `max_bytes`, is no JSON, is nested too deeply, or holds no
             object.
     """
@@ -27,7 +27,11 @@ def read_json_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")
         # Python makes a buffer of all that it is asked for; one byte more shows a file that grew meanwhile.
-        content = file.read(min(status.st_size, max_bytes) + 1)
+        try:
+            content = file.read(min(status.st_size, max_bytes) + 1)
+        except OSError as error:  # a failing disk's, which the kernel gives no name
+            error.filename = os.fspath(path)
+            raise
     if len(content) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes / 2**20:.0f} MiB")
     try:

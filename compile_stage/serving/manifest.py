@@ -48,6 +48,7 @@ validate` found on a machine (`write_validation`).
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
@@ -83,6 +84,7 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
 
     Raises:
         IntegrityError: There is none, or it can't be read, or it is of a version that this code does not know.
+        OSError: The disk fails (EIO), which says nothing of the file.
     """
     file = data_folder(model_dir) / MANIFEST_NAME
     try:
@@ -94,6 +96,8 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
             where=str(file),
         ) from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise
         raise IntegrityError(f"the manifest can't be read: {error}", where=str(file)) from error
     schema = manifest.get("schema")
     if schema != MANIFEST_SCHEMA:

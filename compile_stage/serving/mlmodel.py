@@ -7,6 +7,7 @@ settings, which environment and signature.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,7 @@ def deciding_fields(model_dir: Path) -> dict[str, Any]:
 
     Raises:
         IntegrityError: It can't be read, or is larger than any real one.
+        OSError: The disk fails (EIO), which says nothing of the file.
     """
     from mlflow.utils.yaml_utils import read_yaml
 
@@ -51,6 +53,9 @@ def deciding_fields(model_dir: Path) -> dict[str, Any]:
     except IntegrityError:
         raise
     except Exception as error:  # whatever the YAML reader of the day raises
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            error.filename = str(file)
+            raise
         raise IntegrityError(f"MLmodel can't be read: {error}", where=str(file)) from error
     if not isinstance(whole, dict):
         raise IntegrityError("MLmodel holds no fields", where=str(file))

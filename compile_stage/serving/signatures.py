@@ -17,6 +17,7 @@ are in the manifest, which is covered), `registered_model_meta`, `validations/` 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import tempfile
@@ -340,6 +341,8 @@ def _verified_file(file: Path, trust: Trust, predicate: str) -> tuple[dict[str, 
     try:
         document = read_json_object(file)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise  # the disk fails, which says nothing of the file
         raise IntegrityError(
             f"the signature can't be read: {error}", fix="fetch the model again", where=str(file)
         ) from error

@@ -3,8 +3,13 @@ it is verified."""
 
 from __future__ import annotations
 
+import builtins
+import codecs
+import errno
 import importlib.util
+import io
 import json
+import os
 import py_compile
 import shutil
 import sys
@@ -19,6 +24,7 @@ from tiny_bundle import SIGNATURE, WEIGHTS, save_bundle
 
 from compile_stage import flavor
 from compile_stage.core.errors import IntegrityError
+from compile_stage.core.storage import storage_error
 from compile_stage.serving.manifest import check_integrity, sealed
 
 pytestmark = [  # MLflow's own
@@ -187,3 +193,41 @@ def test_a_file_beside_is_seen_when_it_is_loaded(tmp_path: Path) -> None:
     (path / "sitecustomize.py").write_text("")
     with pytest.raises(IntegrityError, match=r"sitecustomize\.py is not among the published files"):
         flavor.load_model(str(path))
+
+
+class FailingFile(io.FileIO):
+    """A file on a disk that fails: the kernel's error has no name."""
+
+    def readinto(self, _: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def readall(self) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.parametrize("name", ["data/manifest.json", "MLmodel", "data/artifact/model.onnx", "requirements.txt"])
+def test_a_disk_that_fails_is_not_called_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Broken: an input/output error while a bundle is read ends with 7, as if somebody had changed it, or says "it
+    can't be read" of no file."""
+    path = save_bundle(tmp_path)
+    real_open, real_fdopen = builtins.open, os.fdopen
+    bad = (path / name).stat().st_ino
+
+    def opened(file: Any, *rest: Any, **options: Any) -> Any:
+        is_bad = isinstance(file, str | Path) and Path(file).exists() and Path(file).stat().st_ino == bad
+        return wrapped(FailingFile(file), *rest) if is_bad else real_open(file, *rest, **options)
+
+    def wrapped(raw: io.FileIO, mode: str = "r", *_: Any) -> Any:
+        return io.BufferedReader(raw) if "b" in mode else io.TextIOWrapper(io.BufferedReader(raw))
+
+    def fdopened(number: int, *rest: Any) -> Any:
+        return io.BufferedReader(FailingFile(number)) if os.fstat(number).st_ino == bad else real_fdopen(number, *rest)
+
+    monkeypatch.setattr(builtins, "open", opened)
+    monkeypatch.setattr(os, "fdopen", fdopened)
+    monkeypatch.setattr(codecs, "open", opened)  # as MLflow reads YAML
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        check_integrity(path, beside=True)
+    said = storage_error(caught.value)
+    assert said is not None
+    assert said.where == str(path / name)
