@@ -90,7 +90,7 @@ def plan_for(context: Context, policy: Policy, source: SourceModel) -> Plan:
         )
     try:
         plugins.load("registries", source.registry).publication_name(source, name)
-    except RegistryError as error:  # said before anything is compiled
+    except (RegistryError, SourceError) as error:  # said before anything is compiled
         raise UsageError(
             f"publish.name gives this model a name that its registry does not take: {error.problem}",
             where=source.uri,

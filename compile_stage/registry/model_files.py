@@ -71,6 +71,7 @@ _VERSION_LIKE = re.compile(r"v\d+", re.IGNORECASE)
 _MODEL_ID_LIKE = re.compile(r"m-[0-9a-f]*")
 _NAME_FORBIDS = set("/:@'\"`\\%?")  # MLflow registers one with ?, and finds no files of models:/A?B/1
 _LONGEST_NAME = 250
+_RENAME = "A model that is registered so is renamed with MlflowClient().rename_registered_model(name, new_name)"
 
 
 @record
@@ -296,18 +297,20 @@ def link_or_copy(source: str, destination: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise RegistryError for a model name that could be read as another kind of reference."""
+    """Raise SourceError for a model name that could be read as another kind of reference. MLflow registers some of
+    these. It is no trouble of the registry's: nobody needs to ask again."""
     bad = "".join(sorted(_NAME_FORBIDS & set(name)))
     long = len(name) > _LONGEST_NAME
     if not name.strip() or bad or name.startswith(".") or long:
         reason = f": it holds {bad}" if bad else f": it has {len(name)} characters" if long else ""
-        raise RegistryError(
+        raise SourceError(
             f"{name!r} can't be used as a model name{reason}",
-            fix=f"use letters, digits, blanks and . _ -; at most {_LONGEST_NAME} of them, not starting with a dot",
+            fix=f"use letters, digits, blanks and . _ -; at most {_LONGEST_NAME} of them, not starting with a dot. "
+            f"{_RENAME}",
         )
     if _MODEL_ID_LIKE.fullmatch(name):
-        raise RegistryError(
-            f"{name!r} is ambiguous: it reads as the id of a logged model", fix="rename the registered model"
+        raise SourceError(
+            f"{name!r} is ambiguous: it reads as the id of a logged model", fix=f"use another name. {_RENAME}"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_stage.core.errors import RegistryError
+from compile_stage.core.errors import SourceError
 from compile_stage.policy.load import read_policy
 from compile_stage.registry.model_files import _NAME_FORBIDS, check_name
 
@@ -772,7 +772,7 @@ def test_a_null_that_is_written_out_takes_a_limit_away(write) -> None:
 @pytest.mark.parametrize("name", [*(f"a{sign}b" for sign in sorted(_NAME_FORBIDS)), "n" * 251])
 def test_a_name_that_publication_refuses_is_said_by_lint(write, name: str) -> None:
     """Broken: a run compiles, proves and measures everything, and only then is told that it can't be published."""
-    with pytest.raises(RegistryError):
+    with pytest.raises(SourceError):
         check_name(name)
     (problem,) = said(write(TARGET + f"publish: {{name: {json.dumps(name)}}}"))
     assert ": publish.name: " in problem

@@ -389,6 +389,19 @@ def test_a_version_whose_files_are_gone_keeps_no_other_from_being_found(
     store.close()
 
 
+def test_a_version_whose_name_cannot_be_used_is_looked_at_once(policies: Path, tmp_path: Path) -> None:
+    """Broken: MLflow registers a model called `a\\b`, and the service looks at its versions again for ever."""
+    settings = Settings(policies, tmp_path / "state", aliases=("go",))
+    store = Store(settings.database_url)
+    queue = Queue(store, "here")
+    queue.look_at("a\\b", "1", "go")
+    look = queue.next_look()
+    assert look is not None
+    Decider(settings, queue, PolicyFolder(policies)).decide(look)
+    assert queue.rows("looks", 9) == []
+    store.close()
+
+
 class Receiver(BaseHTTPRequestHandler):
     """Refuses the first request, takes the others."""
 
