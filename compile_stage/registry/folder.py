@@ -67,6 +67,7 @@ from compile_stage.registry.model_files import (
     latest_of_family,
     moved_meanwhile,
     not_published,
+    nothing_to_roll_back,
     payload_digest,
     prefixed,
     read_model,
@@ -258,11 +259,7 @@ class FolderRegistry(Registry):
         with writing(home):
             now = _aliases(home).get(alias)
             if now is None:
-                raise RegistryError(
-                    f"{home.name!r} has no alias {alias!r}, so there is nothing to roll back",
-                    where=str(home),
-                    code=Code.NOT_IN_REGISTRY,
-                )
+                raise nothing_to_roll_back(home.name, alias, _aliases(home), str(home))
             history = _history(home, now, alias)
             previous = history.previous
             if expected is not None and previous != expected:

@@ -49,6 +49,7 @@ from compile_stage.registry.model_files import (
     demand_mlmodel,
     moved_meanwhile,
     not_published,
+    nothing_to_roll_back,
     prefixed,
     replaced,
 )
@@ -166,11 +167,8 @@ class MLflowRegistry(Registry):
         with trouble(uri), single_writer(name, of=ALIASES):
             now = self._current(client, name, alias)
             if now is None:
-                raise RegistryError(
-                    f"{name!r} has no alias {alias!r}, so there is nothing to roll back",
-                    where=uri,
-                    code=Code.NOT_IN_REGISTRY,
-                )
+                with mlflow_pinning.naming_what_is_missing(client, uri, name):
+                    raise nothing_to_roll_back(name, alias, client.get_registered_model(name).aliases, uri)
             history = self._history(client, now, alias)
             previous = history.previous
             if expected is not None and previous != expected:

@@ -100,7 +100,7 @@ def origin_id(client: Any, version: Any, uri: str) -> str:
 
 
 def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> Pinned:
-    with trouble(uri, missing=f"there is no model version {uri}"), _naming_what_is_missing(client, uri, name):
+    with trouble(uri, missing=f"there is no model version {uri}"), naming_what_is_missing(client, uri, name):
         if alias:
             check_alias(alias)
             version = _aliased(client, uri, name, alias)
@@ -128,7 +128,7 @@ def _pin_version(client: Any, uri: str, name: str, version: str, alias: str) -> 
 
 
 @contextmanager
-def _naming_what_is_missing(client: Any, uri: str, name: str) -> Iterator[None]:
+def naming_what_is_missing(client: Any, uri: str, name: str) -> Iterator[None]:
     """Say which word of the URI is wrong: MLflow answers alike for a model that is missing and for a version."""
     from mlflow.exceptions import MlflowException
 

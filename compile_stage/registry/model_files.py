@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from compile_stage.core import alias_history
 from compile_stage.core.cache import flush_tree
 from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import digest_of, digest_tree
+from compile_stage.core.error_codes import Code
 from compile_stage.core.errors import (
     AliasMovedError,
     FilesGoneError,
@@ -312,6 +313,18 @@ def check_name(name: str) -> None:
         raise SourceError(
             f"{name!r} is ambiguous: it reads as the id of a logged model", fix=f"use another name. {_RENAME}"
         )
+
+
+def nothing_to_roll_back(name: str, alias: str, held: Collection[str], where: str) -> RegistryError:
+    """What to say where a model, whose aliases are `held`, has none that is called so."""
+    return RegistryError(
+        f"{name!r} has no alias {alias!r}, so there is nothing to roll back",
+        fix=f"name one that it has: {', '.join(sorted(held))}"
+        if held
+        else "it has none; `compile-stage promote` sets one",
+        where=where,
+        code=Code.NOT_IN_REGISTRY,
+    )
 
 
 def check_alias(alias: str) -> None:

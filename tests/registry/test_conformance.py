@@ -173,8 +173,9 @@ def test_promote_and_roll_back(case: Case, tmp_path: Path, make_bundle: MakeBund
     assert now.uri == one.uri
     with pytest.raises(RegistryError, match="no version is recorded"):
         registry.rollback(one.name, "cpu-prod")
-    with pytest.raises(RegistryError, match="nothing to roll back"):
+    with pytest.raises(RegistryError, match="nothing to roll back") as caught:
         registry.rollback(one.name, "other")
+    assert caught.value.fix == "name one that it has: cpu-prod", "broken: who mistyped it is left without advice"
 
 
 @without_server

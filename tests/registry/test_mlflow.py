@@ -1347,3 +1347,11 @@ def test_machines_of_one_name_are_not_taken_for_one_another(tmp_path: Path, monk
         with single_writer("fraud-compiled") as writer:
             seen.append(writer)
     assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_rollback_of_a_model_that_is_not_there_says_so(registry: MLflowRegistry, log_model: LogModel) -> None:
+    """Broken: whoever mistypes the model's name at night is told that it has no such alias, and looks for the alias."""
+    log_model("net")
+    with pytest.raises(RegistryError, match="there is no registered model 'nett'") as caught:
+        registry.rollback("nett", "prod")
+    assert caught.value.fix == "did you mean 'net'?"
