@@ -228,9 +228,12 @@ def demand_same(model: Signature, runtime: Signature) -> None:
 def bare_call(session: Any) -> Callable[[list[str], dict[str, Any]], list[Any]]:
     """`session.run` (names of outputs, arrays of all inputs → outputs) without what its Python part checks in each call
     and this session's owner has checked already: 0.8 µs, 1 to 3 % of a small network's call. As ONNX Runtime's own
-    `IOBinding` does it; where a version, or what stands for a session, has no such part: `session.run` itself."""
+    `IOBinding` does it; where a version, or what stands for a session, has no such part, or its own `run` (a tracing
+    library's): `session.run` itself."""
+    from onnxruntime.capi.onnxruntime_inference_collection import Session
+
     inner = getattr(session, "_sess", None)
-    if inner is None:
+    if inner is None or type(session).run is not Session.run or "run" in vars(session):
         return session.run  # type: ignore[no-any-return]
     run = inner.run
     return lambda names, batch: run(names, batch, None)

@@ -241,6 +241,21 @@ def test_a_call_passes_by_the_checks_that_were_made_already(conv: Any, tmp_path:
     assert sessions.bare_call(real) != real.run
 
 
+def test_a_call_keeps_to_what_stands_for_the_run_of_a_session(
+    conv: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: a library that traces ONNX Runtime, or mends its answers, sees none of the calls."""
+    import onnxruntime
+
+    artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
+    session = sessions.open_here(Path(artifact.path) / artifact.entry, {}, 1)
+    monkeypatch.setattr(session, "run", lambda *_: ["this session's"], raising=False)
+    assert sessions.bare_call(session)([], {}) == ["this session's"]
+    monkeypatch.undo()
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", lambda *_: ["every session's"], raising=False)
+    assert sessions.bare_call(session)([], {}) == ["every session's"]
+
+
 @pytest.mark.parametrize(
     ("sizes", "given", "fixed"),
     [
