@@ -11,11 +11,11 @@ import numpy as np
 
 from compile_stage.core.errors import IntegrityError, NothingCompiledError, UsageError
 from compile_stage.core.generation import INPUT_IDS, LOGITS, empty_cache, present_of
-from compile_stage.core.tensors import Signature, TensorSpec
+from compile_stage.core.tensors import Signature, TensorSpec, form_of, has_form
 from compile_stage.plugin_support.sessions import demand_call, in_place_or_copied
 
 if TYPE_CHECKING:
-    from compile_stage.core.tensors import Array, Batch
+    from compile_stage.core.tensors import Array, Batch, Form
 
 _DTYPES = {
     "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "boolean": "bool", "string": "str",
@@ -43,6 +43,8 @@ class OpenVinoSession:
         self._threads = threads
         self._requests: dict[tuple[tuple[int, ...], ...], tuple[Any, ...]] = {}
         self._free: Any = None
+        self._last: tuple[Form | None, tuple[Any, ...]] = (None, ())
+        """Form of the last batch that was answered, and the requests that it went to: mostly the next has the same."""
         self._turns: tuple[Any, ...] = ()  # of a graph with a cache
         self._closed = False
         self._make_tensor = Tensor
@@ -61,27 +63,47 @@ class OpenVinoSession:
             self._free = self._free_request()
 
     def run(self, batch: Batch) -> Batch:
-        demand_call(self.signature, batch, closed=self._closed)
+        form, requests = self._last
+        known = has_form(batch, form)
+        if not known:
+            demand_call(self.signature, batch, closed=self._closed)
+            shapes = tuple(batch[spec.name].shape for spec in self.signature.inputs)
+            requests = self._requests.get(shapes) or self._of_free_shapes()
         # Inputs lie where they are until the call ends, and a request does not read them after that.
         arrays = [in_place_or_copied(batch[spec.name]) for spec in self.signature.inputs]
-        requests = self._requests.get(tuple(array.shape for array in arrays)) or self._of_free_shapes()
-        rows = len(arrays[0]) // len(requests) if len(requests) > 1 else 0
-        # By single tensors: to hand `infer` a list, and to read `output_tensors`, takes 10 and 20 us more.
         try:
-            for at, request in enumerate(requests):
-                for place, array in enumerate(arrays):
-                    part = array[at * rows : (at + 1) * rows] if rows else array
-                    request.set_input_tensor(place, self._make_tensor(part, shared_memory=True))
-                request.start_async()
-            for request in requests:
-                request.wait()
+            answers = self._ask(requests[0], arrays) if len(requests) == 1 else self._share(requests, arrays)
         except RuntimeError as error:
             raise NothingCompiledError(f"OpenVINO could not run the graph: {sentence(error)}") from error
-        answer = {}
-        for place, spec in enumerate(self.signature.outputs):
-            parts = [request.get_output_tensor(place).data for request in requests]
-            answer[spec.name] = np.concatenate(parts) if rows else parts[0].copy()
-        return answer
+        if not known:
+            self._last = (form_of(batch), requests)
+        return {spec.name: answer for spec, answer in zip(self.signature.outputs, answers, strict=True)}
+
+    def _ask(self, request: Any, arrays: Sequence[Array]) -> list[Array]:
+        """By single tensors: to hand `infer` a list, and to read `output_tensors`, takes 10 and 20 us more. In this
+        thread: `start_async` wakes another one, which takes 3 us while calls follow each other at once, and 35 to 70 us
+        else."""
+        for place, array in enumerate(arrays):
+            request.set_input_tensor(place, self._make_tensor(array, shared_memory=True))
+        request.infer(share_outputs=True)
+        return [request.get_output_tensor(place).data.copy() for place in range(len(self.signature.outputs))]
+
+    def _share(self, requests: Sequence[Any], arrays: Sequence[Array]) -> list[Array]:
+        """The rows of a batch, each request its part, at the same time; the last one's in this thread."""
+        rows = len(arrays[0]) // len(requests)
+        for at, request in enumerate(requests):
+            for place, array in enumerate(arrays):
+                part = array[at * rows : (at + 1) * rows]
+                request.set_input_tensor(place, self._make_tensor(part, shared_memory=True))
+            if at < len(requests) - 1:
+                request.start_async()
+        try:
+            requests[-1].infer(share_outputs=True)
+        finally:
+            for request in requests[:-1]:  # they read the inputs until then
+                request.wait()
+        places = range(len(self.signature.outputs))
+        return [np.concatenate([request.get_output_tensor(place).data for request in requests]) for place in places]
 
     def request_for(self, batch: Batch) -> Any:
         """The infer request that a batch of these shapes goes to; the first of those that share it."""
@@ -122,7 +144,7 @@ class OpenVinoSession:
         return request.get_tensor(LOGITS).data.copy(), (1 - turn, answered)
 
     def close(self) -> None:
-        self._closed, self._free, self.compiled, self._turns = True, None, None, ()
+        self._closed, self._free, self.compiled, self._turns, self._last = True, None, None, (), (None, ())
         self._requests.clear()
 
     def _free_request(self) -> Any:

@@ -44,7 +44,7 @@ from compile_stage.measure.restarts import CONTENDER, MORE_PROCESSES, MOST_TRIED
 from compile_stage.measure.rounds import OVERTIME
 from compile_stage.measure.timed_answers import ANSWERED_OTHERWISE, Proof
 
-_STEP = "benchmark/20"
+_STEP = "benchmark/21"
 _ANSWERS = "timed-answers/2"
 
 
