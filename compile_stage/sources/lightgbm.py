@@ -307,6 +307,15 @@ def _lowered(text: str) -> set[tuple[int, int, float]]:
     return found
 
 
+def splits(model: Any) -> Iterator[tuple[list[int], Any]]:
+    """Of each tree of a booster or wrapper the columns and the thresholds of its splits, in float64."""
+    import numpy as np
+
+    for lines in _trees(_booster(model).model_to_string()):
+        thresholds = np.array(lines.get("threshold", "").split(), np.float64)
+        yield list(map(int, lines.get("split_feature", "").split())), thresholds
+
+
 def _trees(text: str) -> Iterator[dict[str, str]]:
     """Of a model's text the lines `name=values` of each tree, and after its last what stands behind the trees."""
     for tree in text.split("\nTree=")[1:]:

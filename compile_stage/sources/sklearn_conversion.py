@@ -40,6 +40,7 @@ from compile_stage.sources.sklearn_corrections import (
 from compile_stage.sources.sklearn_decisions import raw_scores
 from compile_stage.sources.sklearn_encoders import register_encoders
 from compile_stage.sources.sklearn_expansions import register_expansions
+from compile_stage.sources.sklearn_float64 import widen_inputs
 from compile_stage.sources.sklearn_functions import register_functions
 from compile_stage.sources.sklearn_imputers import register_imputers
 from compile_stage.sources.sklearn_isotonic import isotonic_interpolated
@@ -94,6 +95,8 @@ def convert(estimator: Any, wanted: Signature, source: SourceModel) -> Any:
         tabular.join_columns(model, matrix_columns(by_name, source))
     elif by_number and (ordered := matrix_columns(names, source)) != names:
         tabular.pick_columns(model, [ordered.index(name) for name in names])
+    if any(spec.dtype == "float64" for spec in wanted.inputs):
+        widen_inputs(model, estimator)
     write_linear_kernels(model, estimator)
     without_ml_operators(model)
     return model
@@ -125,12 +128,13 @@ def _register_converters(estimator: Any, wanted: Signature, source: SourceModel)
 
 
 def _input_types(wanted: Signature, by_name: Sequence[str]) -> list[tuple[str, Any]]:
-    """Each input, or, of a matrix whose columns a step picks by name, each of these by itself."""
+    """Each input, or, of a matrix whose columns a step picks by name, each of these by itself; numbers in float32, in
+    which skl2onnx computes."""
     from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 
     if has_columns(wanted):
-        kinds = {"str": StringTensorType, "float32": FloatTensorType}
-        return [(spec.name, kinds[spec.dtype]([None, 1])) for spec in wanted.inputs]
+        kinds = {"str": StringTensorType}
+        return [(spec.name, kinds.get(spec.dtype, FloatTensorType)([None, 1])) for spec in wanted.inputs]
     if by_name:
         return [(name, FloatTensorType([None, 1])) for name in by_name]
     return [(tabular.INPUT, FloatTensorType([None, int(wanted.inputs[0].shape[1])]))]

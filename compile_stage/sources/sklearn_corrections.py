@@ -28,6 +28,8 @@ _RUNS_NOWHERE = {  # kind of step: what its graph is, and what to take instead
     "RadiusNeighborsRegressor": (_OTHER_COUNTS, "use a KNeighborsRegressor"),
 }
 _SCALERS = ("StandardScaler", "RobustScaler", "MaxAbsScaler")
+_WITHOUT_SCALE = {"StandardScaler": "with_std", "RobustScaler": "with_scaling"}
+"""Scalers that may only subtract, and what says so."""
 
 
 _HANDING_ON = (
@@ -49,7 +51,9 @@ _HANDING_ON = (
 def prepare(estimator: Any) -> None:
     """Change what changes no answer of a fitted model, and what skl2onnx refuses or gets wrong: defaults of two
     estimators, a list of weights, and what is wrapped around a fitted model."""
-    for part in list(parts(estimator)):
+    held_parts = list(parts(estimator))
+    trees = has_thresholds(held_parts)
+    for part in held_parts:
         for name, held in list(getattr(part, "__dict__", {}).items()):
             if isinstance(held, list):
                 held[:] = [thawed(item) for item in held]
@@ -68,6 +72,15 @@ def prepare(estimator: Any) -> None:
             # skl2onnx takes the weights of the first voters where one of them is dropped
             part.weights = np.asarray(part._weights_not_none)
             part.estimators = [(name, voter) for name, voter in part.estimators if not isinstance(voter, str)]
+        if (
+            trees
+            and kind in _WITHOUT_SCALE
+            and hasattr(part, "n_features_in_")
+            and not getattr(part, _WITHOUT_SCALE[kind])
+        ):
+            # skl2onnx writes no division then, and subtracts in float32, which rounds before thresholds.
+            setattr(part, _WITHOUT_SCALE[kind], True)
+            part.scale_ = np.ones(part.n_features_in_)
         if kind == "KBinsDiscretizer" and part.encode == "onehot":
             part.encode = "onehot-dense"  # ONNX has no sparse tensors; the fitted encoder stays as it is
 
@@ -86,11 +99,12 @@ def scalers_before_trees(estimator: Any, *, is_given_float32: bool) -> dict[int,
     and divide as it does, where the model has trees or bins. Many thresholds are values of the training data, and one
     of these that is rounded otherwise goes the other way."""
     held = list(parts(estimator))
-    trees, how = _has_thresholds(held), "div" if is_given_float32 else "div_cast"
+    trees, how = has_thresholds(held), "div" if is_given_float32 else "div_cast"
     return {id(part): {"div": how} for part in held if trees and type(part).__name__ in _SCALERS}
 
 
-def _has_thresholds(held: Sequence[Any]) -> bool:
+def has_thresholds(held: Sequence[Any]) -> bool:
+    """Whether one of these parts compares numbers with thresholds."""
     kinds = ("TreePredictor", "Booster", "KBinsDiscretizer", "Binarizer")
     return any(is_tree(part) or type(part).__name__ in kinds for part in held)
 
@@ -104,7 +118,7 @@ def scale_exactly(model: ModelProto, estimator: Any, *, is_given_float32: bool) 
     scalers = [part for part in held if type(part).__name__ == "MinMaxScaler" and hasattr(part, "scale_")]
     constants = {tensor.name: numpy_helper.to_array(tensor).ravel() for tensor in model.graph.initializer}
     users = {name: node for node in model.graph.node for name in node.input[:1]}
-    for product in [node for node in model.graph.node if node.op_type == "Mul"] if _has_thresholds(held) else ():
+    for product in [node for node in model.graph.node if node.op_type == "Mul"] if has_thresholds(held) else ():
         total = users.get(product.output[0])
         if total is None or total.op_type != "Add" or not {product.input[1], total.input[1]} <= constants.keys():
             continue

@@ -12,6 +12,7 @@ from compile_stage.core.tensors import Signature, TensorSpec
 from compile_stage.serving.prediction_io import fill_texts
 from compile_stage.sources import graph, mlmodel, tabular
 from compile_stage.sources.sklearn_corrections import last_step
+from compile_stage.sources.sklearn_float64 import number_type
 from compile_stage.sources.sklearn_parts import parts
 from compile_stage.sources.sklearn_texts import find_fills
 
@@ -146,9 +147,9 @@ def ask_answer(
 
 def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorSpec, ...]:
     """One matrix; or, where columns hold text, one tensor for each column, under its name."""
-    text = mlmodel.text_columns(source)
+    text, number = mlmodel.text_columns(source), number_type(estimator, source)
     if not text:
-        return tabular.signature(features, ()).inputs
+        return tabular.signature(features, (), number).inputs
     names = tuple(str(name) for name in getattr(estimator, "feature_names_in_", ()))
     if len(names) != features or set(text) - set(names):
         raise SourceError(
@@ -157,7 +158,7 @@ def _inputs(estimator: Any, source: SourceModel, features: int) -> tuple[TensorS
             where=source.uri,
         )
     return tuple(
-        TensorSpec(name=name, dtype="str" if name in text else "float32", shape=(graph.BATCH, 1)) for name in names
+        TensorSpec(name=name, dtype="str" if name in text else number, shape=(graph.BATCH, 1)) for name in names
     )
 
 
@@ -178,7 +179,8 @@ def framer(estimator: Any, signature: Signature, source: SourceModel, *, as_give
         given = [spec.name for spec in signature.inputs]
         return lambda arrays: pd.DataFrame({name: array[:, 0] for name, array in zip(given, arrays, strict=True)})
     # A clusterer refuses rows of another type than its centers.
-    dtype = getattr(getattr(last_step(estimator), "cluster_centers_", None), "dtype", None if as_given else "float32")
+    own = None if as_given else signature.inputs[0].dtype
+    dtype = getattr(getattr(last_step(estimator), "cluster_centers_", None), "dtype", own)
     names = column_names(estimator)
     if not names:
         return lambda arrays: arrays[0].astype(dtype or arrays[0].dtype, copy=False)
@@ -228,8 +230,8 @@ def find_text_fills(estimator: Any, source: SourceModel, inputs: Sequence[Tensor
 def example_columns(
     estimator: Any, source: SourceModel, inputs: Sequence[TensorSpec], *, as_given: bool = False
 ) -> dict[str, Any]:
-    """The logged example, column by column, with missing texts filled in; numbers `as_given`, or in float32. Raises
-    SourceError where there is none, or a text of it is missing that is not filled in."""
+    """The logged example, column by column, with missing texts filled in; numbers `as_given`, or in the inputs' type.
+    Raises SourceError where there is none, or a text of it is missing that is not filled in."""
     raw, fills = _example_frame(source, inputs), find_text_fills(estimator, source, inputs)
     columns = {}
     for spec in inputs:
@@ -249,7 +251,7 @@ def example_columns(
                 "SimpleImputer(strategy='most_frequent') does",
                 where=source.uri,
             )
-        number = values.dtype if as_given and values.dtype.kind in "biuf" else "float32"
+        number = values.dtype if as_given and values.dtype.kind in "biuf" else spec.dtype
         dtype = object if spec.dtype == "str" else number
         columns[spec.name] = values.astype(dtype).reshape(-1, 1)
     return columns

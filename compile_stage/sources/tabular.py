@@ -39,11 +39,10 @@ CONVERTER_OPSET = 15
 Repair = Literal["keep", "flatten", "column", "second", "number"]
 
 
-def signature(features: int, outputs: Sequence[TensorSpec]) -> Signature:
+def signature(features: int, outputs: Sequence[TensorSpec], dtype: str = "float32") -> Signature:
     """One matrix `X` of that many features, and the outputs."""
-    return Signature(
-        inputs=(TensorSpec(name=INPUT, dtype="float32", shape=(graph.BATCH, features)),), outputs=tuple(outputs)
-    )
+    matrix = TensorSpec(name=INPUT, dtype=dtype, shape=(graph.BATCH, features))
+    return Signature(inputs=(matrix,), outputs=tuple(outputs))
 
 
 def label(dtype: str, *, targets: int | None = None) -> TensorSpec:
@@ -89,7 +88,7 @@ def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[st
         repairs: For each output of `wanted`, the converter's name of it and its repair. Other outputs of the converter
             go.
     """
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     inner = graph.signature_of(model)
     names = {inner.inputs[0].name: INPUT}
@@ -99,8 +98,7 @@ def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[st
     del model.graph.output[:]
     for spec, (value, repair) in zip(wanted.outputs, repairs, strict=True):
         model.graph.node.append(_repair_node(model, f"{value}_raw", spec, repair))
-        dtype = TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
-        model.graph.output.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+        model.graph.output.append(helper.make_tensor_value_info(spec.name, _type_of(spec), list(spec.shape)))
     _input(model, wanted)
     if all(entry.domain not in ("", "ai.onnx") for entry in model.opset_import):  # a graph of trees alone
         model.opset_import.append(helper.make_opsetid("", CONVERTER_OPSET))
@@ -111,7 +109,7 @@ def standardize(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[st
 def standardize_columns(model: ModelProto, wanted: Signature, repairs: Sequence[tuple[str, Repair]]) -> None:
     """As `standardize`, of a graph with one input for each column. Raises SourceError where ONNX can't tell two columns
     apart, or one has the name of an output."""
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     inner = [value.name for value in graph.signature_of(model).inputs]
     names = [spec.name for spec in wanted.inputs]
@@ -124,12 +122,10 @@ def standardize_columns(model: ModelProto, wanted: Signature, repairs: Sequence[
     del model.graph.output[:]
     for spec, (value, repair) in zip(wanted.outputs, repairs, strict=True):
         model.graph.node.append(_repair_node(model, f"{value}_raw", spec, repair))
-        dtype = TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(_numpy_dtype(spec.dtype))
-        model.graph.output.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+        model.graph.output.append(helper.make_tensor_value_info(spec.name, _type_of(spec), list(spec.shape)))
     del model.graph.input[:]
     for spec in wanted.inputs:
-        dtype = TensorProto.STRING if spec.dtype == "str" else TensorProto.FLOAT
-        model.graph.input.append(helper.make_tensor_value_info(spec.name, dtype, list(spec.shape)))
+        model.graph.input.append(helper.make_tensor_value_info(spec.name, _type_of(spec), list(spec.shape)))
     del model.graph.value_info[:]
 
 
@@ -215,6 +211,11 @@ def is_given_float32(source: SourceModel) -> bool:
     """Whether the signature lets no other numbers than float32 through to predict()."""
     narrow = _narrow(source)
     return bool(narrow) and all(narrow)
+
+
+def takes_float32(source: SourceModel) -> bool:
+    """Whether the signature lets no other numbers than float32 through in one of its inputs."""
+    return any(_narrow(source))
 
 
 def _narrow(source: SourceModel) -> list[bool]:
@@ -317,11 +318,11 @@ def _repair_node(model: ModelProto, raw: str, spec: TensorSpec, repair: Repair) 
 
 
 def _input(model: ModelProto, wanted: Signature) -> None:
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     del model.graph.input[:]
     spec = wanted.inputs[0]
-    model.graph.input.append(helper.make_tensor_value_info(spec.name, TensorProto.FLOAT, list(spec.shape)))
+    model.graph.input.append(helper.make_tensor_value_info(spec.name, _type_of(spec), list(spec.shape)))
 
 
 def _constant(model: ModelProto, name: str, value: Any) -> None:
@@ -332,7 +333,9 @@ def _constant(model: ModelProto, name: str, value: Any) -> None:
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.int64), name))
 
 
-def _numpy_dtype(name: str) -> Any:
+def _type_of(spec: TensorSpec) -> int:
+    """ONNX's number for it."""
     import numpy as np
+    from onnx import TensorProto, helper
 
-    return np.dtype(name)
+    return TensorProto.STRING if spec.dtype == "str" else helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))

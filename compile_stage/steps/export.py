@@ -46,7 +46,7 @@ def inspect(context: Context, worker: Worker, source: SourceModel, compliance: C
         "python": python_version() if compliance.allow_pickle else "",  # a pickle may hold bytecode
     }
     stored = context.cached(
-        "inspect/19",
+        "inspect/20",
         "",
         key,
         lambda into: worker.call("inspect_source", source=source, compliance=compliance, into=str(into)),
@@ -156,7 +156,7 @@ def _in_form(form: str, context: Context, worker: Worker, source: SourceModel, t
         return lambda into: _relative(worker.call(call, source=source, **given, into=str(into)), into)
 
     if form == "onnx":
-        stored = context.cached("export/18", "", key, made("export", shapes=shapes))
+        stored = context.cached("export/19", "", key, made("export", shapes=shapes))
     elif form == "torch-export":
         stored = context.cached("export-program/12", "", key, made("export_program", shapes=shapes))
     else:  # its files are for the shapes that the target asks for

@@ -65,11 +65,14 @@ def save_pickled(path: Path, model: Any, rows: Any, *, examples: int = 20, **opt
 
 
 def run_onnx(model: PortableModel, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the graph answers to arrays, of which those of fractions are given in the type that it takes."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(batch)), strict=True))
+    types = {spec.name: spec.dtype for spec in model.signature.inputs}
+    given = {name: array.astype(types[name]) if array.dtype.kind == "f" else array for name, array in batch.items()}
+    return dict(zip(names, session.run(names, given), strict=True))
 
 
 BY_TORCH = ("pytorch", "transformers", "sentence_transformers")

@@ -52,7 +52,7 @@ def prove(tmp_path: Path, model: Any, rows: pd.DataFrame = ROWS) -> None:
     """The export answers as the model that the user has, which is given the rows as they are."""
     source = save(tmp_path / "model", model, rows)
     assert SklearnSource().refuse(source, PICKLES) is None
-    found = run_onnx(SklearnSource().export(source, {}, tmp_path / "made"), {"X": rows.to_numpy(np.float32)})
+    found = run_onnx(SklearnSource().export(source, {}, tmp_path / "made"), {"X": rows.to_numpy(np.float64)})
     if is_classifier(model):
         assert list(found["label"]) == list(model.predict(rows))
         np.testing.assert_allclose(found["probabilities"], model.predict_proba(rows), atol=1e-5)

@@ -154,7 +154,7 @@ def test_values_on_the_edge_of_a_bin_fall_into_the_bin_above(tmp_path: Path, sca
     rows = np.round(np.random.default_rng(0).normal(size=(300, 3)), 1).astype(dtype)
     model = make_pipeline(scaler, KBinsDiscretizer(5, encode="ordinal"), Ridge()).fit(rows, rows[:, 0] + rows[:, 1])
     made = SklearnSource().export(save(tmp_path / "m", model, rows), {}, tmp_path)
-    found = run_onnx(made, {"X": rows.astype(np.float32)})["prediction"]
+    found = run_onnx(made, {"X": rows})["prediction"]
     np.testing.assert_allclose(found, model.predict(rows), rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +168,7 @@ def test_numbers_on_the_edge_of_bins_of_equal_width_fall_where_the_original_puts
     bins = KBinsDiscretizer(5, encode="ordinal", strategy="uniform")
     model = make_pipeline(bins, Ridge()).fit(rows, rows[:, 0] + rows[:, 1])
     made = SklearnSource().export(save(tmp_path / "m", model, rows), {}, tmp_path)
-    found = run_onnx(made, {"X": rows.astype(np.float32)})["prediction"]
+    found = run_onnx(made, {"X": rows})["prediction"]
     np.testing.assert_allclose(found, model.predict(rows), rtol=1e-4, atol=1e-4)
 
 
