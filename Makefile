@@ -41,7 +41,7 @@ test: .venv-dev/.installed
 
 # What speaks to MLflow and to the compilers. What older versions warn of is no error, as it is with the newest.
 LOWEST_EXTRAS := openvino,signing,torch,sklearn,lightgbm,catboost,statsmodels,parquet,metrics
-LOWEST_TESTS := mlflow xgboost-cpu 'pytest>=9' pytest-timeout pytest-xdist hypothesis cyclonedx-python-lib polygraphy
+LOWEST_TESTS := mlflow xgboost-cpu 'pytest>=9' pytest-timeout pytest-xdist hypothesis cyclonedx-python-lib polygraphy 'moto[server]>=5.0'
 LOWEST_ARGS ?= tests/registry tests/precision tests/backends tests/serving
 # ONNX's own reference multiplies no bfloat16 in 1.21 and older, and 1.17 has not all test cases. Of an average over a
 # window that ends behind the image, ONNX Runtime 1.25 and OpenVINO 2026.0 answer differently.

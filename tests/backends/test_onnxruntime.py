@@ -248,10 +248,9 @@ def test_a_call_keeps_to_what_stands_for_the_run_of_a_session(
     import onnxruntime
 
     artifact = OnnxRuntime().compile(conv[0], scheme("fp32"), TARGET, "job", tmp_path)
-    session = sessions.open_here(Path(artifact.path) / artifact.entry, {}, 1)
-    monkeypatch.setattr(session, "run", lambda *_: ["this session's"], raising=False)
-    assert sessions.bare_call(session)([], {}) == ["this session's"]
-    monkeypatch.undo()
+    session, other = (sessions.open_here(Path(artifact.path) / artifact.entry, {}, 1) for _ in range(2))
+    monkeypatch.setattr(other, "run", lambda *_: ["this session's"], raising=False)
+    assert sessions.bare_call(other)([], {}) == ["this session's"]
     monkeypatch.setattr(onnxruntime.InferenceSession, "run", lambda *_: ["every session's"], raising=False)
     assert sessions.bare_call(session)([], {}) == ["every session's"]
 
