@@ -95,12 +95,13 @@ class OpenVinoSession:
             for place, array in enumerate(arrays):
                 part = array[at * rows : (at + 1) * rows]
                 request.set_input_tensor(place, self._make_tensor(part, shared_memory=True))
-            if at < len(requests) - 1:
-                request.start_async()
+        *others, own = requests
+        for request in others:
+            request.start_async()
         try:
-            requests[-1].infer(share_outputs=True)
+            own.infer(share_outputs=True)
         finally:
-            for request in requests[:-1]:  # they read the inputs until then
+            for request in others:  # they read the inputs until then
                 request.wait()
         places = range(len(self.signature.outputs))
         return [np.concatenate([request.get_output_tensor(place).data for request in requests]) for place in places]

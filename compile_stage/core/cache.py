@@ -34,9 +34,10 @@ from compile_stage.core.cache_eviction import touch
 from compile_stage.core.digest import canonical_json, digest_of, digest_tree, plain
 from compile_stage.core.errors import UsageError, WorkerError
 from compile_stage.core.json_files import read_json_object
+from compile_stage.core.read_errors import raise_if_too_many_open
 from compile_stage.core.records import record
 from compile_stage.core.reuse import Reuse, made_here
-from compile_stage.core.storage import TOO_MANY_OPEN, raise_if_full
+from compile_stage.core.storage import raise_if_full
 
 
 class SharedEntries(Protocol):
@@ -179,8 +180,7 @@ class Cache:
                 return "its MAC is not one of this cache's secret"
             return None if stored["files"] == digest_tree(entry / "files") else "its files were changed"
         except OSError as error:
-            if error.errno in TOO_MANY_OPEN:  # of this process, and not of the entry
-                raise
+            raise_if_too_many_open(error)
             return f"it can't be read: {error.strerror or type(error).__name__}"
         except (ValueError, KeyError, TypeError) as error:
             return f"it can't be read: {type(error).__name__}"

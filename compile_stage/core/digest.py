@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union
 
+from compile_stage.core.read_errors import naming
+
 T = TypeVar("T")
 
 _CHUNK = 1 << 20
@@ -165,13 +167,9 @@ def digest_of(value: Any) -> str:
 def digest_file(path: str | os.PathLike[str]) -> str:
     """`sha256:...` of a file's bytes, read in pieces. An OSError names the file."""
     sha = hashlib.sha256()
-    with open(path, "rb") as stream:
-        try:
-            while chunk := stream.read(_CHUNK):
-                sha.update(chunk)
-        except OSError as error:  # a failing disk's, which the kernel gives no name
-            error.filename = os.fspath(path)
-            raise
+    with naming(path), open(path, "rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            sha.update(chunk)
     return "sha256:" + sha.hexdigest()
 
 

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from compile_stage.core.read_errors import naming
+
 _MAX_BYTES = 64 * 2**20  # the largest of ours, a result.json with every sample, has a few MB
 
 _MAX_DEPTH = 100  # ours have 12; what walks a document recursively ends at some hundreds
@@ -27,11 +29,8 @@ def read_json_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is no regular file")
         # Python makes a buffer of all that it is asked for; one byte more shows a file that grew meanwhile.
-        try:
+        with naming(path):
             content = file.read(min(status.st_size, max_bytes) + 1)
-        except OSError as error:  # a failing disk's, which the kernel gives no name
-            error.filename = os.fspath(path)
-            raise
     if len(content) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes / 2**20:.0f} MiB")
     try:

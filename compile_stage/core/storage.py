@@ -14,9 +14,9 @@ from pathlib import Path
 from compile_stage.core import address_space
 from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.errors import CompileStageError, InternalError, RemovedError, StorageError, UsageError
+from compile_stage.core.read_errors import TOO_MANY_OPEN
 
 NO_SPACE_BYTES = 1_000_000  # with less free, a disk is full: what was too large for the rest leaves a little
-TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG, errno.EFBIG)
 _FIX = (

@@ -14,15 +14,25 @@ from compile_stage.core.cache_eviction import collect, entries_of
 from compile_stage.core.cache_folder import cache_root
 from compile_stage.core.digest import digest_tree
 from compile_stage.core.errors import StorageError, UsageError
+from compile_stage.core.read_errors import raise_if_too_many_open
 from compile_stage.core.records import record
 from compile_stage.core.shared_cache import MODE_VARIABLE, URL_VARIABLE, SharedCache
 from compile_stage.core.shared_store import PART_MARK, StoreError
-from compile_stage.core.storage import TOO_MANY_OPEN
 from compile_stage.shared_caching import open_shared
 
 _DAY_S = 24 * 3600.0
 _SOURCES = "sources"
-_MANY = 5  # entries of a shared cache that do not hold: from here on, not most of it is deleted
+_MANY = 5  # entries that do not hold: from here on, not most of a cache is deleted
+_MANY_HERE_FIX = (
+    "so many at once say more of the way to them than of them: look at COMPILE_STAGE_CACHE_KEY, whether its secret is "
+    "that which they were made with, and at the disk (the kernel's log: dmesg). `compile-stage cache verify` names "
+    "them. Where they are damaged, delete this folder while no run uses it; runs make them anew"
+)
+_MANY_SHARED_FIX = (
+    "so many at once say more of the way to them than of them: look at what is in front of the store (a proxy), and, "
+    "of signed ones, at COMPILE_STAGE_TRUST. `compile-stage cache verify --shared` names them. Where they are damaged, "
+    "`compile-stage cache gc --shared --max-gb 0` deletes all; runs make them anew"
+)
 
 
 @record
@@ -104,8 +114,8 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
         remove: Delete what does not hold, and does not when it is read a second time, after all others.
 
     Raises:
-        StorageError: As `cache_entries`; or an entry can't be deleted; or most of several entries of a shared cache
-            are to be deleted, or what it answers has another size than it lists. Nothing of it is deleted then.
+        StorageError: As `cache_entries`; or an entry can't be deleted; or most of several entries are to be deleted,
+            or what a shared cache answers has another size than it lists. Nothing is deleted then.
         UsageError: As `cache_entries`; or this process can open no further file.
     """
     if shared is not None:
@@ -124,7 +134,9 @@ def verify_cache(shared: str | None = None, *, remove: bool = False) -> CacheChe
         if reason is not None:
             refused[entry.relative_to(root).as_posix()] = reason
     if remove:  # after all others: a disk that answered wrongly once does not have a good entry deleted
-        refused = {path: reason for path in refused if (reason := _delete_here(local, root / path)) is not None}
+        again = {path: reason for path in refused if (reason := _refuse_here(local, root / path)) is not None}
+        _demand_few(again, checked, str(root), _MANY_HERE_FIX)
+        refused = {path: reason for path in again if (reason := _delete_here(local, root / path)) is not None}
     return CacheCheck(where=str(root), checked=checked, refused=refused, removed=remove)
 
 
@@ -218,21 +230,24 @@ def _is_read_whole(cache: SharedCache, path: str) -> bool:
 
 
 def _deleted(cache: SharedCache, refused: Mapping[str, str], checked: int) -> dict[str, str]:
-    """Delete the entries that do not hold the second time either; returns them. Raises StorageError before the first
-    where they are most of several: an account, a proxy or a trust file that went wrong looks like that."""
+    """Delete the entries that do not hold the second time either; returns them. Raises as `_demand_few`."""
     again = {path: reason for path in refused if (reason := _refuse_shared(cache, path)) is not None}
-    if len(again) >= _MANY and 2 * len(again) > checked:
-        raise StorageError(
-            f"{len(again)} of {checked} entries do not hold, the first since {next(iter(again.values()))}; nothing was "
-            "deleted",
-            fix="so many at once say more of the way to them than of them: look at what is in front of the store (a "
-            "proxy), and, of signed ones, at COMPILE_STAGE_TRUST. `compile-stage cache verify --shared` names them. "
-            "Where they are damaged, `compile-stage cache gc --shared --max-gb 0` deletes all; runs make them anew",
-            where=cache.store.label,
-        )
+    _demand_few(again, checked, cache.store.label, _MANY_SHARED_FIX)
     for path in again:
         cache.store.delete(path)
     return again
+
+
+def _demand_few(refused: Mapping[str, str], checked: int, where: str, fix: str) -> None:
+    """Raises StorageError where most of several entries do not hold: an account, a proxy, a secret or a trust file that
+    went wrong looks like that."""
+    if len(refused) >= _MANY and 2 * len(refused) > checked:
+        raise StorageError(
+            f"{len(refused)} of {checked} entries do not hold, the first since {next(iter(refused.values()))}; nothing "
+            "was deleted",
+            fix=fix,
+            where=where,
+        )
 
 
 def _refuse_shared(cache: SharedCache, path: str) -> str | None:
@@ -286,7 +301,6 @@ def _refuse_source(entry: Path) -> str | None:
     try:
         holds = digest_tree(entry) == f"sha256:{entry.name}"
     except OSError as error:
-        if error.errno in TOO_MANY_OPEN:  # of this process, and not of the entry
-            raise
+        raise_if_too_many_open(error)
         return f"it can't be read: {error.strerror}"
     return None if holds else "its files are not those that its name is the digest of"

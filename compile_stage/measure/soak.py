@@ -3,8 +3,9 @@ not what was proven."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,26 +64,24 @@ def run_soak(
     kept: dict[int, tuple[int, int, Mapping[str, Array]]] = {}
     calls, began = 0, time.monotonic()
 
-    def make_call(*, is_over: Callable[[], bool]) -> bool:
+    def make_call(ends: float) -> bool:
         nonlocal calls
         number = int(random.integers(count))
         answer = session.run({name: array.copy() for name, array in batches[number].items()})
         place = calls if calls < KEPT else int(random.integers(calls + 1))
-        is_last = is_over()
+        is_last = time.monotonic() >= ends
         if place < KEPT or is_last:  # a reservoir: each call is kept with the same probability
             kept[KEPT if is_last else place] = calls, number, {n: np.array(a, copy=True) for n, a in answer.items()}
         calls += 1
         return is_last
 
     def go_on() -> None:
-        while not make_call(is_over=lambda: time.monotonic() >= began + seconds):
+        while not make_call(began + seconds):
             pass
 
     while time.monotonic() < began + seconds / 2:
-        make_call(is_over=lambda: False)
-    with ThreadPoolExecutor(
-        1, thread_name_prefix="soak"
-    ) as pool:  # as servers call: the thread that opened it does not
+        make_call(math.inf)
+    with ThreadPoolExecutor(1, thread_name_prefix="soak") as pool:  # in servers too, another thread calls than opened
         pool.submit(go_on).result()
     recorded = [
         {
@@ -115,9 +114,8 @@ def judge_soak(
         if problem := refuse_call(gates, own, expected, len(rows), seed):
             wrong += 1
             first = first or f"in call {int(answer['call']) + 1:,}: {problem}"
-    if (
-        kept and not wrong and any(gate.metric == RESEMBLES for gate in gates)
-    ):  # a share of few rows says nothing: of all
+    if kept and not wrong and any(gate.metric == RESEMBLES for gate in gates):
+        # A share of few rows says nothing: of all.
         every = np.concatenate([np.asarray(answer["rows"]) for answer in kept])
         answers = [open_outputs(answer["outputs"]) for answer in kept]
         own_rows = {name: np.concatenate([answer[name] for answer in answers]) for name in reference}

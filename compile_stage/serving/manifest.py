@@ -48,7 +48,6 @@ validate` found on a machine (`write_validation`).
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
@@ -60,6 +59,7 @@ from compile_stage.core.digest import canonical_json, digest_file, digest_of, li
 from compile_stage.core.environment import Hardware, hardware
 from compile_stage.core.errors import IntegrityError
 from compile_stage.core.json_files import read_json_object
+from compile_stage.core.read_errors import raise_if_disk_fails
 from compile_stage.core.records import Artifact
 from compile_stage.serving.batches import ProvenBatches
 from compile_stage.serving.bytecode import refuse_bytecode
@@ -96,8 +96,7 @@ def read_manifest(model_dir: str | Path) -> dict[str, Any]:
             where=str(file),
         ) from error
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise
+        raise_if_disk_fails(error)
         raise IntegrityError(f"the manifest can't be read: {error}", where=str(file)) from error
     schema = manifest.get("schema")
     if schema != MANIFEST_SCHEMA:

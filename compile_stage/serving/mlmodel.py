@@ -7,13 +7,13 @@ settings, which environment and signature.
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from compile_stage.core.errors import IntegrityError
+from compile_stage.core.read_errors import naming, raise_if_disk_fails
 
 MLMODEL = "MLmodel"
 LOADER_MODULE = "compile_stage.flavor"
@@ -49,13 +49,12 @@ def deciding_fields(model_dir: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise IntegrityError(f"MLmodel is larger than {_MAX_BYTES >> 20} MiB", where=str(file))
-        whole = read_yaml(str(model_dir), MLMODEL)
+        with naming(file):
+            whole = read_yaml(str(model_dir), MLMODEL)
     except IntegrityError:
         raise
     except Exception as error:  # whatever the YAML reader of the day raises
-        if isinstance(error, OSError) and error.errno == errno.EIO:
-            error.filename = str(file)
-            raise
+        raise_if_disk_fails(error)
         raise IntegrityError(f"MLmodel can't be read: {error}", where=str(file)) from error
     if not isinstance(whole, dict):
         raise IntegrityError("MLmodel holds no fields", where=str(file))

@@ -17,7 +17,6 @@ are in the manifest, which is covered), `registered_model_meta`, `validations/` 
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import json
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 from compile_stage.core.digest import digest_file, list_tree
 from compile_stage.core.errors import IntegrityError, MissingDependencyError
 from compile_stage.core.json_files import read_json_object
+from compile_stage.core.read_errors import raise_if_disk_fails
 from compile_stage.core.records import record
 from compile_stage.serving.trust import Trust, keyid_of
 
@@ -341,8 +341,7 @@ def _verified_file(file: Path, trust: Trust, predicate: str) -> tuple[dict[str, 
     try:
         document = read_json_object(file)
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise  # the disk fails, which says nothing of the file
+        raise_if_disk_fails(error)
         raise IntegrityError(
             f"the signature can't be read: {error}", fix="fetch the model again", where=str(file)
         ) from error

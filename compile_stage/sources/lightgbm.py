@@ -298,20 +298,22 @@ def _lowered(text: str) -> set[tuple[int, int, float]]:
     import numpy as np
 
     found = set()
-    for number, lines in enumerate(_trees(text)):
-        thresholds = np.array(lines.get("threshold", "").split(), np.float64)
+    for number, (columns, thresholds) in enumerate(_splits(text)):
         rounded = thresholds.astype(np.float32)
         lower = tabular.thresholds_in_float32(thresholds, is_given_float32=True) < rounded
-        columns = lines.get("split_feature", "").split()
-        found |= {(number, int(columns[at]), float(rounded[at])) for at in np.flatnonzero(lower)}
+        found |= {(number, columns[at], float(rounded[at])) for at in np.flatnonzero(lower)}
     return found
 
 
 def splits(model: Any) -> Iterator[tuple[list[int], Any]]:
     """Of each tree of a booster or wrapper the columns and the thresholds of its splits, in float64."""
+    return _splits(_booster(model).model_to_string())
+
+
+def _splits(text: str) -> Iterator[tuple[list[int], Any]]:
     import numpy as np
 
-    for lines in _trees(_booster(model).model_to_string()):
+    for lines in _trees(text):
         thresholds = np.array(lines.get("threshold", "").split(), np.float64)
         yield list(map(int, lines.get("split_feature", "").split())), thresholds
 

@@ -33,16 +33,8 @@ _WITHOUT_SCALE = {"StandardScaler": "with_std", "RobustScaler": "with_scaling"}
 
 
 _HANDING_ON = (
-    *(
-        "_BinMapper",
-        "ColumnTransformer",
-        "FeatureUnion",
-        "MissingIndicator",
-        "OneHotEncoder",
-        "OrdinalEncoder",
-        "Pipeline",
-    ),
-    *("SimpleImputer", "StackingClassifier", "StackingRegressor", "TargetEncoder", "VotingClassifier"),
+    *("_BinMapper", "ColumnTransformer", "FeatureUnion", "MissingIndicator", "OneHotEncoder", "OrdinalEncoder"),
+    *("Pipeline", "SimpleImputer", "StackingClassifier", "StackingRegressor", "TargetEncoder", "VotingClassifier"),
     "VotingRegressor",
 )
 """Steps that give columns on as they are, or numbers of categories."""

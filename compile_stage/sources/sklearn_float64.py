@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _COMPUTING = ("MaxAbsScaler", "MinMaxScaler", "PowerTransformer", "RobustScaler", "StandardScaler")
 """Steps that the export writes in float64 before thresholds."""
 
-_HANDING_ON = {  # operator: which of its inputs are numbers, which it hands on or multiplies; None for all
+_MOVING = {  # operator: which of its inputs are numbers, which it hands on or multiplies; None for all
     "ArrayFeatureExtractor": (0,), "Clip": None, "Concat": None, "Flatten": (0,), "Gather": (0,), "Identity": (0,),
     "ReduceProd": (0,), "Reshape": (0,), "Slice": (0,), "Split": (0,), "Squeeze": (0,), "Unsqueeze": (0,),
     "Where": (1, 2),
@@ -107,7 +107,7 @@ class _Wide:
         elif _is_cast(node, TensorProto.FLOAT):
             found = node.input[0] if self._is_float64(node.input[0]) else self.of(node.input[0])
             self._held |= {name: found} if found is not None else {}
-        elif node.op_type in _HANDING_ON:
+        elif node.op_type in _MOVING:
             self._move(node)
         elif node.op_type == "Imputer":
             self._impute(node)
@@ -147,9 +147,9 @@ class _Wide:
             return False
         if node.op_type == "Cast":
             return node.attribute[0].i not in (TensorProto.FLOAT, TensorProto.DOUBLE) or self._is_whole(node.input[0])
-        if node.op_type not in _HANDING_ON:
+        if node.op_type not in _MOVING:
             return node.op_type in _WHOLE
-        places = _HANDING_ON[node.op_type] or range(len(node.input))
+        places = _MOVING[node.op_type] or range(len(node.input))
         return all(self._is_whole(node.input[place]) for place in places if node.input[place])
 
     def _convert(self, node: NodeProto, name: str) -> None:
@@ -181,7 +181,7 @@ class _Wide:
 
     def _move(self, node: NodeProto) -> None:
         """Write the node once more, in float64, where all of its numbers are to be had so."""
-        places = _HANDING_ON[node.op_type] or range(len(node.input))
+        places = _MOVING[node.op_type] or range(len(node.input))
         found = {place: self.of(node.input[place]) for place in places if node.input[place]}
         if None in found.values():
             return
@@ -224,10 +224,8 @@ def _exact_thresholds(estimator: Any) -> dict[tuple[int, float], float]:
 
     def add(columns: Any, thresholds: Any) -> None:
         with np.errstate(over="ignore"):
-            rounded = thresholds.astype(np.float32)
-        lowered = tabular.thresholds_in_float32(thresholds, is_given_float32=False)
-        for written in (lowered, rounded):
-            found.update(zip(zip(columns, written.tolist(), strict=True), thresholds.tolist(), strict=True))
+            written = thresholds.astype(np.float32)
+        found.update(zip(zip(columns, written.tolist(), strict=True), thresholds.tolist(), strict=True))
 
     for part in parts(estimator):
         if type(part).__name__ == "TreePredictor":

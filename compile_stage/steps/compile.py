@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
+
+from packaging.utils import canonicalize_name
 
 from compile_stage.core import plugins
 from compile_stage.core.context import Context
@@ -65,21 +66,17 @@ def _refuse_versions(artifact: Artifact) -> None:
     """
     backend = plugins.load("backends", artifact.backend)
     if (home := plugins.toolchain_of(backend)) is not None:
-        held = {_normalised(name): version for name, version in home.packages.items()}
+        held = {canonicalize_name(name): version for name, version in home.packages.items()}
     else:
-        held = {_normalised(name): one for name, one in plugins.package_versions(*artifact.toolchain).items()}
+        held = {canonicalize_name(name): one for name, one in plugins.package_versions(*artifact.toolchain).items()}
     for name, version in artifact.toolchain.items():
-        installed = held.get(_normalised(name), version)
+        installed = held.get(canonicalize_name(name), version)
         if installed != version:
             raise IntegrityError(
                 f"backend {artifact.backend} says that {name} {version} made its artifact, and {installed} is there",
                 fix="have the backend's toolchain() answer with the versions that are installed "
                 "(compile_stage.core.plugins.package_versions)",
             )
-
-
-def _normalised(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _checked(answer: object, into: Path, job: Job) -> Artifact:

@@ -307,13 +307,13 @@ def demand_speedup(target: TargetResult) -> None:
             f"through predict() it is {low} to {high} times as fast as the original (95 % interval), which does not "
             "show that it is"
         )
-    whose, why = "a baseline", found.contradiction.removesuffix(f"; {_MEASURE_AGAIN}")
+    whose, why, fix = "a baseline", found.contradiction.removesuffix(f"; {_MEASURE_AGAIN}"), _MEASURE_AGAIN
     if not why:
-        whose, why = "a latency of its own", slower
+        whose, why, fix = "a latency of its own", slower, _SLOWER_FIX
     raise GateError(
         f"{winner.job.id} reaches min_speedup {check.gate.limit:g} by {whose} that can't be relied on: {why}; and "
         f"{through}",
-        fix=_SLOWER_FIX if whose != "a baseline" else _MEASURE_AGAIN,
+        fix=fix,
     )
 
 

@@ -339,6 +339,25 @@ def test_most_of_a_shared_cache_is_not_deleted(
     assert "0 entries, 0 do not hold" in capsys.readouterr().out
 
 
+def test_another_secret_does_not_empty_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: with another secret than they were made with, `cache verify --remove` deletes every whole entry."""
+    cache = Cache(cache_root(), b"s" * 32)
+    for number in range(6):
+        cache.fetch("compile/1", {"number": number}, lambda folder: (folder / "file").write_bytes(b"whole"))
+    monkeypatch.setenv("COMPILE_STAGE_CACHE_KEY", str(tmp_path / "secret"))
+    (tmp_path / "secret").write_bytes(b"t" * 32)
+    assert ended("verify", "--remove") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "6 of 6 entries do not hold, the first since its MAC is not one of this cache's secret" in said
+    assert "nothing was deleted" in said
+    assert "COMPILE_STAGE_CACHE_KEY" in said
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    assert ended("verify", "--remove") == 0
+    assert "6 entries, 0 do not hold" in capsys.readouterr().out
+
+
 def test_one_bad_read_deletes_no_entry_of_this_machine(
     two_caches: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
